@@ -1,0 +1,59 @@
+# make demo, make test: a fresh clone needs nothing else.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+INPUTS := pyproject.toml rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
+EXTRAS := dev,docs,minari,tune,tensorboard
+PIP := -m pip --disable-pip-version-check install --quiet
+
+LATEST := .venv-latest
+LATEST_STAMP := $(LATEST)/.installed
+
+.PHONY: help install test test-latest check format lint types docs demo clean
+
+help:  ## Show the commands
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: $(STAMP)  ## Virtual environment with the tested stack and the three simulators
+
+$(STAMP): $(INPUTS)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c rcdt_agent/tasks/constraints.txt torch
+	$(BIN)/python $(PIP) -c rcdt_agent/tasks/constraints.txt -e '.[$(EXTRAS)]'
+	$(BIN)/rcdt install-simulators
+	touch $@
+
+test: $(STAMP)  ## All tests, in two processes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+check: format lint types docs test  ## Everything that must be clean before a commit
+
+format: $(STAMP)
+	$(BIN)/ruff format --check .
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+docs: $(STAMP)  ## Build the documentation, strictly
+	$(BIN)/mkdocs build --strict --quiet
+
+demo: $(STAMP)  ## See it work
+	$(BIN)/rcdt doctor
+	$(BIN)/python examples/random_rollout.py
+
+test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymnasium 1.x, numpy 2
+	$(LATEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not safety_gymnasium"
+
+$(LATEST_STAMP): $(INPUTS) constraints-latest.txt
+	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
+	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt torch
+	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt -e '.[dev,minari,tensorboard]'
+	$(LATEST)/bin/rcdt install-simulators bullet metadrive --constraints constraints-latest.txt
+	touch $@
+
+clean:  ## Remove environments and caches
+	rm -rf $(VENV) $(LATEST) site build .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,421 @@
+"""`TrajectoryDataset`: flat arrays plus episode offsets, checked when built."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent.data.frontier import Frontier, coverage, non_dominated
+from rcdt_agent.data.variants import bottom_rows, extreme_rows
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+
+Floats = npt.NDArray[np.float32]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+_CHUNK = 65_536  # rows checked at a time: checks must not cost a second copy of the data
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetSummary:
+    """The figures of a dataset that `rcdt inspect` prints."""
+
+    name: str
+    trajectories: int
+    transitions: int
+    observation_size: int
+    action_size: int
+    return_range: tuple[float, float]
+    cost_range: tuple[float, float]
+    length_range: tuple[int, int]
+    terminated: int
+    truncated: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrajectoryDataset:
+    """Trajectories one after the other in flat float32 arrays.
+
+    Make one with `from_hdf5`, `from_arrays` or `from_minari`. The observation that follows a step
+    is the next row, or, after the last step of a trajectory, a row of `final_observations`; so no
+    second copy of the observations is kept.
+
+    Attributes:
+        observations: (N, O) observation before each step.
+        actions: (N, A).
+        step_rewards: (N,) reward of each step.
+        step_costs: (N,) cost of each step, >= 0.
+        offsets: (M + 1,) first row of each trajectory, and N.
+        terminated: (M,) ended by the task: nothing follows, value estimates stop here.
+        truncated: (M,) ended by a time limit or by the end of the recording.
+        final_observations: (M, O) observation after the last step.
+        final_known: (M,) False where no observation after the last step was recorded; such a
+            step of a truncated trajectory cannot be used for value learning.
+        name: File name or description, for messages.
+    """
+
+    observations: Floats
+    actions: Floats
+    step_rewards: Floats
+    step_costs: Floats
+    offsets: Ints
+    terminated: Bools
+    truncated: Bools
+    final_observations: Floats
+    final_known: Bools
+    name: str = "dataset"
+
+    @classmethod
+    def from_arrays(
+        cls,
+        *,
+        observations: npt.ArrayLike,
+        actions: npt.ArrayLike,
+        rewards: npt.ArrayLike,
+        costs: npt.ArrayLike,
+        terminals: npt.ArrayLike,
+        timeouts: npt.ArrayLike,
+        next_observations: npt.ArrayLike | None = None,
+        name: str = "arrays",
+    ) -> TrajectoryDataset:
+        """Build from flat arrays in DSRL's layout, trajectories one after the other.
+
+        Args:
+            observations: (N, O).
+            actions: (N, A).
+            rewards: (N,).
+            costs: (N,), >= 0.
+            terminals: (N,) nonzero where the task ended the episode.
+            timeouts: (N,) nonzero where a time limit ended it.
+            next_observations: (N, O). Optional: the following row serves, and the observation
+                after the last step of each trajectory is then unknown.
+            name: Used in messages.
+
+        Raises:
+            DatasetError: Wrong rank, different lengths, NaN or infinity, negative cost, no
+                trajectory; the message names the array and the first offending row.
+        """
+        given = {
+            "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
+        }  # fmt: skip
+        arrays = {key: np.asarray(value, dtype=np.float32) for key, value in given.items()}
+        following = None if next_observations is None else np.asarray(next_observations)
+        return cls._build(
+            arrays, np.asarray(terminals) != 0, np.asarray(timeouts) != 0, following, name
+        )
+
+    @classmethod
+    def from_hdf5(cls, path: str | Path) -> TrajectoryDataset:
+        """Read a file in DSRL's layout; `next_observations` may be absent.
+
+        Raises:
+            DatasetError: Not HDF5, truncated, a key missing, or anything `from_arrays` refuses;
+                the message names file, key and first offending row.
+        """
+        from rcdt_agent.data.hdf5 import read_hdf5
+
+        return read_hdf5(Path(path))
+
+    @classmethod
+    def from_minari(cls, dataset: Any) -> TrajectoryDataset:
+        """Read a Minari dataset, or the one of that id, with costs in `infos["cost"]`."""
+        from rcdt_agent.data.minari import read_minari
+
+        return read_minari(dataset)
+
+    def to_hdf5(self, path: str | Path) -> None:
+        """Write a file in DSRL's layout, which `dsrl` reads too; complete or not at all."""
+        from rcdt_agent.data.hdf5 import write_hdf5
+
+        write_hdf5(self, Path(path))
+
+    @classmethod
+    def _build(
+        cls,
+        arrays: dict[str, Floats],
+        terminals: Bools,
+        timeouts: Bools,
+        next_observations: Any,
+        name: str,
+    ) -> TrajectoryDataset:
+        """Check the arrays, find the episodes, and keep what follows each.
+
+        `next_observations` is anything that can be sliced by rows (an HDF5 dataset stays on disk).
+        """
+        shapes = {key: array.shape for key, array in arrays.items()}
+        shapes |= {"terminals": terminals.shape, "timeouts": timeouts.shape}
+        if next_observations is not None:
+            shapes["next_observations"] = tuple(next_observations.shape)
+        check_shapes(shapes, name)
+        for key, array in arrays.items():
+            check_finite(array, key, name)
+        check_not_negative(arrays["costs"], "costs", name)
+        offsets, open_end = split_episodes(terminals, timeouts)
+        if open_end:
+            warnings.warn(
+                f"{name}: the last {open_end} steps belong to an episode without an end; it is "
+                f"kept as a truncated trajectory.",
+                stacklevel=3,
+            )
+        last = offsets[1:] - 1
+        final, known = _final_observations(arrays["observations"], next_observations, last, name)
+        terminated = terminals[last]
+        return cls(
+            observations=arrays["observations"],
+            actions=arrays["actions"],
+            step_rewards=arrays["rewards"],
+            step_costs=arrays["costs"],
+            offsets=offsets,
+            terminated=terminated,
+            truncated=timeouts[last] | ~terminated,
+            final_observations=final,
+            final_known=known,
+            name=name,
+        )
+
+    def __len__(self) -> int:
+        """Number of trajectories."""
+        return len(self.offsets) - 1
+
+    @property
+    def n_transitions(self) -> int:
+        """Number of steps over all trajectories."""
+        return len(self.step_rewards)
+
+    @property
+    def observation_size(self) -> int:
+        """Length of an observation."""
+        return int(self.observations.shape[1])
+
+    @property
+    def action_size(self) -> int:
+        """Length of an action."""
+        return int(self.actions.shape[1])
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """(M,) steps of each trajectory."""
+        return np.diff(self.offsets)
+
+    @cached_property
+    def returns(self) -> Floats:
+        """(M,) sum of rewards of each trajectory."""
+        return self._sums(self.step_rewards)
+
+    @cached_property
+    def costs(self) -> Floats:
+        """(M,) sum of costs of each trajectory."""
+        return self._sums(self.step_costs)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the contents: checkpoints remember which data they were trained on."""
+        digest = hashlib.sha256()
+        for array in (self.observations, self.actions, self.step_rewards, self.step_costs):
+            digest.update(np.ascontiguousarray(array).data)
+        digest.update(self.offsets.tobytes() + self.terminated.tobytes())
+        return digest.hexdigest()[:16]
+
+    def summary(self) -> DatasetSummary:
+        """The figures worth knowing before training."""
+        return DatasetSummary(
+            name=self.name,
+            trajectories=len(self),
+            transitions=self.n_transitions,
+            observation_size=self.observation_size,
+            action_size=self.action_size,
+            return_range=(float(self.returns.min()), float(self.returns.max())),
+            cost_range=(float(self.costs.min()), float(self.costs.max())),
+            length_range=(int(self.lengths.min()), int(self.lengths.max())),
+            terminated=int(self.terminated.sum()),
+            truncated=int((~self.terminated).sum()),
+        )
+
+    def frontier(self) -> Frontier:
+        """The non-dominated return-cost points."""
+        return non_dominated(self.returns, self.costs)
+
+    def coverage(self, target_return: float, cost_budget: float, tolerance: float = 0.05) -> float:
+        """Share of trajectories near the target: the paper's alpha_F, estimated from the data."""
+        return coverage(self.returns, self.costs, target_return, cost_budget, tolerance)
+
+    def alignment_bound(
+        self, target_return: float, cost_budget: float, *, epsilon: float, tolerance: float = 0.05
+    ) -> float:
+        """Theorem 1 with this dataset's coverage and longest episode (constant 1)."""
+        from rcdt_agent.losses import alignment_bound
+
+        alpha = self.coverage(target_return, cost_budget, tolerance)
+        return alignment_bound(epsilon, alpha, int(self.lengths.max()))
+
+    def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Refuse an environment whose sizes are not the data's.
+
+        Raises:
+            DatasetError: Names the key, both sizes and the file.
+        """
+        for key, size, space in (
+            ("observations", self.observation_size, observation_space),
+            ("actions", self.action_size, action_space),
+        ):
+            expected = gym.spaces.flatdim(space)
+            if size != expected:
+                raise DatasetError(
+                    f"{self.name}: `{key}` have size {size}, but the environment's have size "
+                    f"{expected}."
+                )
+
+    def select(self, rows: npt.ArrayLike, *, suffix: str = "selection") -> TrajectoryDataset:
+        """A new dataset of the given trajectories, in the given order."""
+        chosen = np.asarray(rows, dtype=np.int64)
+        if chosen.size == 0:
+            raise DatasetError(f"{self.name}: the selection ({suffix}) holds no trajectory.")
+        lengths = self.lengths[chosen]
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        # Row of each kept step: its trajectory's first row plus its place within.
+        steps = np.arange(offsets[-1]) + np.repeat(self.offsets[chosen] - offsets[:-1], lengths)
+        return TrajectoryDataset(
+            observations=self.observations[steps],
+            actions=self.actions[steps],
+            step_rewards=self.step_rewards[steps],
+            step_costs=self.step_costs[steps],
+            offsets=offsets,
+            terminated=self.terminated[chosen],
+            truncated=self.truncated[chosen],
+            final_observations=self.final_observations[chosen],
+            final_known=self.final_known[chosen],
+            name=f"{self.name} ({suffix})",
+        )
+
+    def filter(
+        self,
+        *,
+        min_return: float = -np.inf,
+        max_return: float = np.inf,
+        max_cost: float = np.inf,
+        min_length: int = 1,
+    ) -> TrajectoryDataset:
+        """Keep the trajectories within the bounds (inclusive)."""
+        keep = (
+            (self.returns >= min_return)
+            & (self.returns <= max_return)
+            & (self.costs <= max_cost)
+            & (self.lengths >= min_length)
+        )
+        return self.select(np.nonzero(keep)[0], suffix="filtered")
+
+    def bottom(self, rho: float) -> TrajectoryDataset:
+        """Keep the `rho` percent of trajectories with the smallest returns."""
+        return self.select(bottom_rows(self.returns, rho), suffix=f"bottom {rho:g} %")
+
+    def extremes(self, rho: float) -> TrajectoryDataset:
+        """Keep the `rho` percent with the smallest and as many with the largest returns."""
+        return self.select(extreme_rows(self.returns, rho), suffix=f"extremes {rho:g} %")
+
+    def split(
+        self, fraction: float, *, seed: int = 0
+    ) -> tuple[TrajectoryDataset, TrajectoryDataset]:
+        """Divide the trajectories at random: `fraction` of them, and the rest."""
+        first = round(len(self) * fraction)
+        if not 0 < first < len(self):
+            raise InvalidArgumentError(
+                f"`fraction` must leave trajectories on both sides, got {fraction} of {len(self)}."
+            )
+        order = np.random.default_rng(seed).permutation(len(self))
+        parts = np.sort(order[:first]), np.sort(order[first:])
+        return self.select(parts[0], suffix="split"), self.select(parts[1], suffix="rest")
+
+    def _sums(self, values: Floats) -> Floats:
+        sums = np.add.reduceat(values, self.offsets[:-1], dtype=np.float64)
+        return sums.astype(np.float32)
+
+
+def split_episodes(terminals: Bools, timeouts: Bools) -> tuple[Ints, int]:
+    """Offsets of the episodes, and how many trailing steps have no end flag (0: none)."""
+    ends = np.flatnonzero(terminals | timeouts) + 1
+    n = len(terminals)
+    open_end = n - (int(ends[-1]) if len(ends) else 0)
+    tail = [n] if open_end else []
+    return np.concatenate(([0], ends, tail)).astype(np.int64), open_end
+
+
+def check_shapes(shapes: dict[str, tuple[int, ...]], name: str) -> None:
+    """Refuse wrong ranks, lengths that differ, and emptiness."""
+    ranks = {"observations": 2, "next_observations": 2, "actions": 2}
+    for key, shape in shapes.items():
+        rank = ranks.get(key, 1)
+        if len(shape) != rank or 0 in shape[1:]:
+            raise DatasetError(f"{name}: `{key}` must have rank {rank}, got shape {shape}.")
+    rows = shapes["observations"][0]
+    for key, shape in shapes.items():
+        if shape[0] != rows:
+            raise DatasetError(
+                f"{name}: `{key}` has {shape[0]} rows, but `observations` has {rows}."
+            )
+    if rows == 0:
+        raise DatasetError(f"{name}: `observations` holds no rows, so there is no trajectory.")
+    following = shapes.get("next_observations")
+    if following is not None and following != shapes["observations"]:
+        raise DatasetError(
+            f"{name}: `next_observations` has shape {following}, but `observations` has "
+            f"{shapes['observations']}."
+        )
+
+
+def check_finite(array: Floats, key: str, name: str, *, first_row: int = 0) -> None:
+    """Refuse NaN and infinity, naming the first row that holds one.
+
+    `first_row` is the row at which `array` begins, when it is a part of something larger.
+    """
+    for start in range(0, len(array), _CHUNK):
+        finite = np.isfinite(array[start : start + _CHUNK])
+        if not finite.all():
+            row = start + int(np.argwhere(~finite)[0, 0])
+            raise DatasetError(
+                f"{name}: `{key}` must be finite, row {first_row + row} is {array[row]}."
+            )
+
+
+def check_not_negative(array: Floats, key: str, name: str) -> None:
+    """Refuse negative entries, naming the first row."""
+    if array.min() < 0:
+        row = int(np.argmax(array < 0))
+        raise DatasetError(f"{name}: `{key}` must be >= 0, row {row} is {array[row]}.")
+
+
+def _final_observations(
+    observations: Floats, following: Any, last: Ints, name: str
+) -> tuple[Floats, Bools]:
+    """The observation after each trajectory, and whether it was recorded."""
+    if following is None:
+        # Unknown: the last one stands in, so that nothing is NaN; `final_known` says so.
+        return observations[last], np.zeros(len(last), dtype=np.bool_)
+    final = np.empty((len(last), observations.shape[1]), dtype=np.float32)
+    is_last = np.zeros(len(observations), dtype=np.bool_)
+    is_last[last] = True
+    differing = 0
+    done = 0
+    for start in range(0, len(observations), _CHUNK):
+        chunk = np.asarray(following[start : start + _CHUNK], dtype=np.float32)
+        check_finite(chunk, "next_observations", name, first_row=start)
+        ends = is_last[start : start + len(chunk)]
+        final[done : done + ends.sum()] = chunk[ends]
+        done += int(ends.sum())
+        inner = np.flatnonzero(~ends)
+        unlike = chunk[inner] != observations[start + inner + 1]
+        differing += int(unlike.any(axis=1).sum())
+    if differing:
+        warnings.warn(
+            f"{name}: `next_observations` differs from the following row of `observations` in "
+            f"{differing} of {len(observations) - len(last)} places; the following row is used.",
+            stacklevel=4,
+        )
+    return final, np.ones(len(last), dtype=np.bool_)

@@ -1,0 +1,93 @@
+"""Reading and writing DSRL's HDF5 layout."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from rcdt_agent.data.dataset import Bools, Floats, TrajectoryDataset
+from rcdt_agent.errors import DatasetError
+
+FLOAT_KEYS = ("observations", "actions", "rewards", "costs")
+FLAG_KEYS = ("terminals", "timeouts")
+
+
+def read_hdf5(path: Path) -> TrajectoryDataset:
+    """Read a file straight into float32 arrays; `next_observations` is never held as a whole."""
+    if not path.is_file():
+        raise DatasetError(f"{path}: there is no such file.")
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise DatasetError(f"{path}: not an HDF5 file, or cut short ({error}).") from error
+    with file:
+        try:
+            arrays = {key: _read_floats(_dataset(file, key, path), key, path) for key in FLOAT_KEYS}
+            flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
+            following = (
+                _dataset(file, "next_observations", path) if "next_observations" in file else None
+            )
+            return TrajectoryDataset._build(
+                arrays, flags["terminals"], flags["timeouts"], following, str(path)
+            )
+        except OSError as error:
+            raise DatasetError(f"{path}: damaged, a block cannot be read ({error}).") from error
+
+
+def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
+    """Write to a neighbour file and rename, so that `path` is complete or untouched."""
+    last = dataset.offsets[1:] - 1
+    terminals, timeouts = np.zeros((2, dataset.n_transitions), dtype=np.bool_)
+    terminals[last] = dataset.terminated
+    timeouts[last] = dataset.truncated
+    following = np.concatenate((dataset.observations[1:], dataset.observations[:1]))
+    following[last] = dataset.final_observations
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with h5py.File(partial, "w") as file:
+            for key, values in (
+                ("observations", dataset.observations),
+                ("actions", dataset.actions),
+                ("rewards", dataset.step_rewards),
+                ("costs", dataset.step_costs),
+                ("terminals", terminals),
+                ("timeouts", timeouts),
+            ):
+                _write(file, key, values)
+            if dataset.final_known.all():
+                _write(file, "next_observations", following)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _dataset(file: Any, key: str, path: Path) -> Any:
+    item = file.get(key)
+    if not isinstance(item, h5py.Dataset):
+        raise DatasetError(f"{path}: key `{key}` is missing; found {sorted(file)}.")
+    if item.dtype.kind not in "biuf":
+        raise DatasetError(f"{path}: `{key}` must be numeric, got {item.dtype}.")
+    return item
+
+
+def _read_floats(item: Any, key: str, path: Path) -> Floats:
+    values: Floats = np.empty(item.shape, dtype=np.float32)
+    if item.shape and 0 not in item.shape:
+        item.read_direct(values)
+    if key in ("rewards", "costs") and values.ndim == 2 and values.shape[1] == 1:
+        return values[:, 0]
+    return values
+
+
+def _read_flags(item: Any, key: str, path: Path) -> Bools:
+    flags: Bools = np.asarray(item[()]) != 0
+    return flags[:, 0] if flags.ndim == 2 and flags.shape[1] == 1 else flags
+
+
+def _write(file: Any, key: str, values: Any) -> None:
+    file.create_dataset(key, data=values, compression="gzip", compression_opts=1, shuffle=True)

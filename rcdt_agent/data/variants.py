@@ -1,0 +1,31 @@
+"""Which trajectories the paper's degraded datasets keep (Tables 6 and 7), as row indices."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent.errors import InvalidArgumentError
+
+Rows = npt.NDArray[np.int64]
+
+
+def bottom_rows(returns: npt.NDArray[np.float32], rho: float) -> Rows:
+    """Rows of the `rho` percent of trajectories with the smallest returns, in file order."""
+    order, keep = _ranked(returns, rho, largest=100.0)
+    return np.sort(order[:keep])
+
+
+def extreme_rows(returns: npt.NDArray[np.float32], rho: float) -> Rows:
+    """Rows of the `rho` percent with the smallest and with the largest returns, in file order."""
+    order, keep = _ranked(returns, rho, largest=50.0)
+    return np.sort(np.concatenate((order[:keep], order[max(keep, len(order) - keep) :])))
+
+
+def _ranked(returns: npt.NDArray[np.float32], rho: float, largest: float) -> tuple[Rows, int]:
+    if not 0 < rho <= largest:
+        raise InvalidArgumentError(f"`rho` must be in (0, {largest:g}] percent, got {rho}.")
+    order = np.argsort(returns, kind="stable")
+    return order, math.ceil(len(order) * rho / 100 - 1e-9)

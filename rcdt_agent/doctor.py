@@ -1,0 +1,131 @@
+"""What `rcdt doctor` reports: versions, device, datasets, and whether each simulator steps."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass
+
+from rcdt_agent.tasks.download import dataset_dir
+from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
+from rcdt_agent.tasks.simulators import is_installed
+
+PROBE_TASKS: dict[Suite, str] = {
+    "bullet": "OfflineBallRun-v0",
+    "safety-gymnasium": "OfflinePointGoal1Gymnasium-v0",
+    "metadrive": "OfflineMetadrive-easysparse-v0",
+}
+PACKAGES = (
+    "torch", "numpy", "gymnasium", "h5py", "stable-baselines3", "safetensors", "dsrl",
+    "pybullet", "bullet-safety-gym", "mujoco", "safety-gymnasium", "metadrive-simulator",
+)  # fmt: skip
+
+_PROBE = """
+import json, sys, time
+import numpy as np
+from rcdt_agent import make_env
+env = make_env(sys.argv[1])
+env.reset(seed=0)
+start = time.perf_counter()
+steps = 0
+while time.perf_counter() - start < 0.5:
+    action = np.zeros(env.action_space.shape, env.action_space.dtype)
+    _, _, terminated, truncated, info = env.step(action)
+    steps += 1
+    if terminated or truncated:
+        env.reset()
+speed = steps / (time.perf_counter() - start)
+assert info["cost"] >= 0
+env.close()
+print("PROBE", json.dumps({"steps_per_second": round(speed)}))
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One line of the report."""
+
+    name: str
+    status: str
+    """`ok`, `missing` (not installed: not a fault) or `broken`."""
+    detail: str
+
+
+def check_simulator(suite: Suite, *, timeout: float = 180.0) -> Check:
+    """Start the simulator in a process of its own and step it for half a second."""
+    name = f"simulator {suite}"
+    if not is_installed(suite):
+        return Check(name=name, status="missing", detail=f"run `rcdt install-simulators {suite}`")
+    task = PROBE_TASKS[suite]
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", _PROBE, task],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name=name, status="broken", detail=f"{task}: no step within {timeout:.0f} s")
+    for line in result.stdout.splitlines():
+        if line.startswith("PROBE "):
+            speed = json.loads(line.removeprefix("PROBE "))["steps_per_second"]
+            return Check(name=name, status="ok", detail=f"{task} steps at {speed} steps/s")
+    lines = (result.stderr or result.stdout).strip().splitlines()
+    reason = lines[-1] if lines else f"exit code {result.returncode}"
+    return Check(name=name, status="broken", detail=f"{task}: {reason}")
+
+
+def check_packages() -> list[Check]:
+    """Installed versions of the packages that matter."""
+    checks = []
+    for package in PACKAGES:
+        try:
+            version = importlib.metadata.version(package)
+            checks.append(Check(name=package, status="ok", detail=version))
+        except importlib.metadata.PackageNotFoundError:
+            checks.append(Check(name=package, status="missing", detail="not installed"))
+    return checks
+
+
+def check_device() -> Check:
+    """The device that `device="auto"` would choose, and a product computed on it."""
+    try:
+        import torch
+
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+        ones = torch.ones(8, 8, device=name)
+        assert float((ones @ ones).sum()) == 512.0
+    except Exception as error:
+        return Check(name="device", status="broken", detail=repr(error))
+    detail = (
+        torch.cuda.get_device_name() if name == "cuda" else f"{torch.get_num_threads()} threads"
+    )
+    return Check(name="device", status="ok", detail=f"{name} ({detail})")
+
+
+def check_datasets() -> Check:
+    """Where dataset files are looked for and how many of DSRL's are there."""
+    folder = dataset_dir()
+    found = sum((folder / task.dataset_file).is_file() for task in TASKS.values())
+    if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
+        return Check(name="datasets", status="broken", detail=f"{folder} cannot be read")
+    return Check(name="datasets", status="ok", detail=f"{folder}: {found} of {len(TASKS)} files")
+
+
+def run_checks() -> list[Check]:
+    """Every check, cheap ones first."""
+    python = Check(
+        name="python", status="ok", detail=f"{platform.python_version()} on {platform.platform()}"
+    )
+    return [
+        python,
+        *check_packages(),
+        check_device(),
+        check_datasets(),
+        *(check_simulator(suite) for suite in SUITES),
+    ]

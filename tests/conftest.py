@@ -1,0 +1,48 @@
+"""Shared test material: random trajectory data as flat arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rcdt_agent.data import TrajectoryDataset
+
+
+def random_arrays(
+    lengths: list[int],
+    *,
+    terminated: list[bool] | None = None,
+    observation_size: int = 3,
+    action_size: int = 2,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Flat arrays in DSRL's layout; each trajectory has its own final observation."""
+    rng = np.random.default_rng(seed)
+    terminated = terminated or [False] * len(lengths)
+    parts: dict[str, list[Any]] = {
+        key: []
+        for key in (
+            "observations", "next_observations", "actions", "rewards", "costs", "terminals",
+            "timeouts",
+        )
+    }  # fmt: skip
+    for length, ended in zip(lengths, terminated, strict=True):
+        states = rng.normal(size=(length + 1, observation_size)).astype(np.float32)
+        last = np.arange(length) == length - 1
+        parts["observations"].append(states[:-1])
+        parts["next_observations"].append(states[1:])
+        parts["actions"].append(rng.uniform(-1, 1, (length, action_size)).astype(np.float32))
+        parts["rewards"].append(rng.normal(size=length).astype(np.float32))
+        parts["costs"].append(rng.integers(0, 2, length).astype(np.float32))
+        parts["terminals"].append(last & ended)
+        parts["timeouts"].append(last & (not ended))
+    return {key: np.concatenate(values) for key, values in parts.items()}
+
+
+@pytest.fixture
+def dataset() -> TrajectoryDataset:
+    return TrajectoryDataset.from_arrays(
+        **random_arrays([4, 1, 7, 12, 3], terminated=[True, False, False, True, True])
+    )

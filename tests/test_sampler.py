@@ -1,0 +1,180 @@
+"""Windows against a slow, obvious reference; reproducibility; sampling distributions."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from conftest import random_arrays
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rcdt_agent.data import TrajectoryDataset, WindowSampler
+from rcdt_agent.data.sampler import normalize_weights
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.losses import returns_to_go
+
+FIELDS = (
+    "obs", "actions", "rewards", "costs", "rtg", "ctg", "timesteps", "mask", "next_obs",
+    "terminals", "next_known",
+)  # fmt: skip
+
+
+def slow_window(arrays, lengths, trajectory, start, size):
+    """One window, step by step in plain Python."""
+    first = sum(lengths[:trajectory])
+    length = lengths[trajectory]
+    window = {name: [] for name in FIELDS}
+    for t in range(start, start + size):
+        real = t < length
+        row = first + t
+        rest = slice(row, first + length)
+        known = (
+            "next_observations" in arrays or t < length - 1 or (real and arrays["terminals"][row])
+        )
+        following = arrays.get("next_observations")
+        if real and following is None:
+            following_row = arrays["observations"][min(row + 1, first + length - 1)]
+        elif real:
+            following_row = following[row]
+        zeros_o = np.zeros(arrays["observations"].shape[1])
+        zeros_a = np.zeros(arrays["actions"].shape[1])
+        window["obs"].append(arrays["observations"][row] if real else zeros_o)
+        window["actions"].append(arrays["actions"][row] if real else zeros_a)
+        window["rewards"].append(arrays["rewards"][row] if real else 0)
+        window["costs"].append(arrays["costs"][row] if real else 0)
+        window["rtg"].append(arrays["rewards"][rest].sum(dtype=np.float64) if real else 0)
+        window["ctg"].append(arrays["costs"][rest].sum(dtype=np.float64) if real else 0)
+        window["timesteps"].append(t if real else 0)
+        window["mask"].append(real)
+        window["next_obs"].append(following_row if real else zeros_o)
+        window["terminals"].append(bool(real and arrays["terminals"][row]))
+        window["next_known"].append(bool(real and known))
+    return {name: np.array(values) for name, values in window.items()}
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 9), st.booleans()), min_size=1, max_size=8),
+    st.integers(1, 6),
+    st.booleans(),
+    st.integers(0, 99),
+)
+@settings(max_examples=60, deadline=None)
+def test_windows_equal_the_slow_reference(episodes, size, with_next, seed):
+    lengths, terminated = [e[0] for e in episodes], [e[1] for e in episodes]
+    arrays = random_arrays(lengths, terminated=terminated, seed=seed)
+    if not with_next:
+        del arrays["next_observations"]
+    data = TrajectoryDataset.from_arrays(**arrays)
+    sampler = WindowSampler(data, context_length=size, batch_size=4)
+    pairs = [(m, s) for m, length in enumerate(lengths) for s in range(length)]
+    batch = sampler.windows(*torch.tensor(pairs).T)
+    for i, (trajectory, start) in enumerate(pairs):
+        expected = slow_window(arrays, lengths, trajectory, start, size)
+        for name in FIELDS:
+            got = getattr(batch, name)[i].numpy()
+            np.testing.assert_allclose(got, expected[name], atol=1e-5, err_msg=name)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8), st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_returns_to_go_equal_the_slow_reference(lengths, seed):
+    rewards = torch.from_numpy(np.random.default_rng(seed).normal(size=sum(lengths)))
+    ends = torch.zeros(sum(lengths), dtype=torch.bool)
+    ends[np.cumsum(lengths) - 1] = True
+    expected = []
+    for part in torch.split(rewards, lengths):
+        expected += [float(part[t:].sum()) for t in range(len(part))]
+    np.testing.assert_allclose(returns_to_go(rewards, ends), expected, atol=1e-9)
+
+
+def test_returns_to_go_by_hand():
+    rewards = torch.tensor([1.0, 2.0, 3.0, 10.0, 20.0])
+    ends = torch.tensor([False, False, True, False, True])
+    assert returns_to_go(rewards, ends).tolist() == [6, 5, 3, 30, 20]
+
+
+def test_rtg_stays_exact_over_a_million_steps():
+    rewards = torch.full((1_000_000,), 0.1)
+    ends = torch.zeros(1_000_000, dtype=torch.bool)
+    ends[999::1000] = True
+    rtg = returns_to_go(rewards, ends)
+    np.testing.assert_allclose(rtg.view(1000, 1000)[[0, 500, 999], 0], 100.0, rtol=1e-5)
+
+
+def many(sampler, batches=40):
+    drawn = [sampler.sample() for _ in range(batches)]
+    return (
+        torch.cat([b.trajectories for b in drawn]).numpy(),
+        torch.cat([b.timesteps[:, 0] for b in drawn]).numpy(),
+    )
+
+
+def test_uniform_over_trajectories_then_over_starts(dataset):
+    chosen, starts = many(WindowSampler(dataset, context_length=3, batch_size=512))
+    share = np.bincount(chosen, minlength=5) / len(chosen)
+    np.testing.assert_allclose(share, 0.2, atol=0.015)
+    within = np.bincount(starts[chosen == 3], minlength=12) / (chosen == 3).sum()
+    np.testing.assert_allclose(within, 1 / 12, atol=0.02)
+
+
+def test_uniform_over_transitions(dataset):
+    sampler = WindowSampler(dataset, context_length=3, batch_size=512, sampling="transition")
+    chosen, _ = many(sampler)
+    share = np.bincount(chosen, minlength=5) / len(chosen)
+    np.testing.assert_allclose(share, dataset.lengths / 27, atol=0.015)
+
+
+def test_cost_tilted(dataset):
+    ceiling = float(dataset.costs.max())
+    sampler = WindowSampler(
+        dataset, context_length=3, batch_size=512, sampling="cost_tilted", cost_ceiling=ceiling
+    )
+    chosen, _ = many(sampler)
+    expected = np.maximum(0, ceiling - dataset.costs)
+    share = np.bincount(chosen, minlength=5) / len(chosen)
+    np.testing.assert_allclose(share, expected / expected.sum(), atol=0.015)
+    assert not (chosen == dataset.costs.argmax()).any()
+    with pytest.raises(InvalidArgumentError, match="`cost_ceiling` must exceed"):
+        WindowSampler(
+            dataset, context_length=3, batch_size=1, sampling="cost_tilted", cost_ceiling=0.0
+        )
+
+
+def test_same_seed_same_batches_and_state_resumes(dataset):
+    def make(seed):
+        return WindowSampler(dataset, context_length=4, batch_size=16, seed=seed)
+
+    one, two, other = make(3), make(3), make(4)
+    for _ in range(3):
+        first = one.sample()
+        torch.testing.assert_close(first.obs, two.sample().obs, rtol=0, atol=0)
+    assert not torch.equal(first.trajectories, other.sample().trajectories)
+    state = one.state_dict()
+    expected = [one.sample().obs for _ in range(3)]
+    other.load_state_dict(state)
+    for batch in expected:
+        assert torch.equal(other.sample().obs, batch)
+
+
+def test_weights_travel_with_their_trajectory(dataset):
+    weights = torch.arange(5.0)
+    sampler = WindowSampler(dataset, context_length=2, batch_size=64, weights=weights)
+    batch = sampler.sample()
+    assert torch.equal(batch.weights, batch.trajectories.float())
+    with pytest.raises(InvalidArgumentError, match=r"`weights` must have shape \(5,\)"):
+        WindowSampler(dataset, context_length=2, batch_size=1, weights=torch.ones(4))
+
+
+def test_normalized_weights_by_hand():
+    weights, probabilities = torch.tensor([1.0, 3.0, 20.0]), torch.tensor([0.5, 0.25, 0.25])
+    # mean 0.5 + 0.75 + 5 = 6.25
+    expected = torch.tensor([1 / 6.25, 3 / 6.25, 3.0])
+    torch.testing.assert_close(normalize_weights(weights, probabilities, 3.0), expected)
+
+
+@pytest.mark.parametrize("name", ["context_length", "batch_size"])
+def test_sizes_must_be_positive(dataset, name):
+    sizes = {"context_length": 2, "batch_size": 2, name: 0}
+    with pytest.raises(InvalidArgumentError, match=f"`{name}` must be >= 1, got 0"):
+        WindowSampler(dataset, **sizes)
