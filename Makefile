@@ -39,7 +39,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 docs: $(STAMP)  ## Build the documentation, strictly
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 demo: $(STAMP)  ## See it work
 	$(BIN)/rcdt doctor

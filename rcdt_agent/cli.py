@@ -82,6 +82,39 @@ def install_simulators_command(
     return 0
 
 
+@app.command
+def inspect(
+    file: Annotated[Path, tyro.conf.Positional],
+    *,
+    output: Path | None = None,
+    task: str | None = None,
+    cost_limit: float | None = None,
+    alpha: float = 1.0,
+    gamma: float = 0.1,
+) -> int:
+    """Describe a dataset file and draw its return-cost plane.
+
+    Args:
+        file: HDF5 file in DSRL's layout.
+        output: PNG to write; by default the file's name with .png in the current folder.
+        task: Task whose budgets are shown; guessed from the file name.
+        cost_limit: c_lim of the trajectory weights; by default the middle budget.
+        alpha: Sensitivity of the weights to return.
+        gamma: Sensitivity of the weights to cost.
+    """
+    from rcdt_agent.inspection import inspect_file
+
+    path = output or Path(f"{file.stem}.png")
+    tables = inspect_file(file, path, task=task, cost_limit=cost_limit, alpha=alpha, gamma=gamma)
+    for title, rows in tables.items():
+        table = Table(*rows[0], title=title)
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+    console.print(f"Picture: {path}")
+    return 0
+
+
 def main() -> None:
     """Entry point: run a command, print the package's own errors as one line."""
     try:

@@ -20,10 +20,11 @@ def returns_to_go(rewards: Tensor, ends: Tensor) -> Tensor:
         (N,) undiscounted sums to the end of the trajectory, in the dtype of `rewards`.
     """
     (last_rows,) = torch.nonzero(ends, as_tuple=True)
-    total = torch.cumsum(rewards.double(), dim=0)  # float64: a float32 sum over millions drifts
-    rows = torch.arange(len(rewards), device=rewards.device)
-    end_row = last_rows[torch.searchsorted(last_rows, rows)]
-    return (total[end_row] - total + rewards).to(rewards.dtype)
+    lengths = torch.diff(last_rows, prepend=last_rows.new_tensor([-1]))
+    # Sum in float64: a float32 sum over millions of steps drifts.
+    total = torch.cumsum(rewards, dim=0, dtype=torch.float64)
+    to_go = torch.repeat_interleave(total[last_rows], lengths)
+    return to_go.sub_(total).add_(rewards).to(rewards.dtype)
 
 
 def trajectory_weights(

@@ -141,8 +141,7 @@ def test_failed_write_leaves_the_old_file(arrays, tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["data.hdf5"]
 
 
-@pytest.mark.filterwarnings("ignore:`eval_env` is set to None")
-@pytest.mark.filterwarnings("ignore:`code_permalink`")
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")  # it would like more metadata
 def test_minari(arrays, tmp_path, monkeypatch):
     """A dataset written by Minari itself, cost in the infos (whose first entry is reset's)."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -114,7 +115,7 @@ class WindowSampler:
         )
         self._generator = torch.Generator(device=self.device)
         self._generator.manual_seed(seed)
-        self._steps = torch.arange(context_length, device=self.device)
+        self._places = torch.arange(context_length + 1, device=self.device)
 
     def sample(self) -> Batch:
         """Draw the next batch."""
@@ -133,16 +134,17 @@ class WindowSampler:
         """The windows that begin at step `starts` of `trajectories`, both (B,) int64."""
         size_o, size_a = self._observation_size, self._action_size
         length = self._lengths[trajectories]
-        step = starts[:, None] + self._steps  # (B, T)
+        step = starts[:, None] + self._places[:-1]  # (B, T)
         mask = step < length[:, None]
-        # T + 1 rows from the start; past the end, the row of the final observation repeats.
-        place = torch.cat((step, step[:, -1:] + 1), dim=1)
-        rows = self._firsts[trajectories, None] + torch.minimum(place, length[:, None])
+        # T + 1 rows from the start: steps, the final observation, then the row of zeros.
+        place = starts[:, None] + self._places
+        rows = self._firsts[trajectories, None] + place
+        rows = rows.masked_fill_(place > length[:, None], len(self._rows) - 1)
         block = self._rows.index_select(0, rows.flatten()).view(*rows.shape, -1)  # (B, T + 1, D)
         now = block[:, :-1]
-        # Rows of padding are final observations of other columns zero: blank the observation too.
+        # The row after the last step holds an observation, which is padding in `obs`.
         obs = now[..., :size_o] * mask[..., None]
-        next_obs = block[:, 1:, :size_o] * mask[..., None]
+        next_obs = block[:, 1:, :size_o]
         last = step == length[:, None] - 1
         return Batch(
             obs=obs,
@@ -176,27 +178,25 @@ def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) ->
 
 
 def _flat_rows(dataset: TrajectoryDataset) -> Tensor:
-    """(N + M, O + A + 4): observation, action, reward, cost, RTG, CTG of each step."""
+    """(N + M + 1, O + A + 4): observation, action, reward, cost, RTG, CTG; the last row is zero."""
     size_o, size_a = dataset.observation_size, dataset.action_size
     n, m = dataset.n_transitions, len(dataset)
-    rows = torch.zeros(n + m, size_o + size_a + 4)
     ends = torch.zeros(n, dtype=torch.bool)
     ends[torch.from_numpy(dataset.offsets[1:] - 1)] = True
-    is_step = torch.ones(n + m, dtype=torch.bool)
-    finals = torch.from_numpy(dataset.offsets[1:]) + torch.arange(m)
-    is_step[finals] = False
-    rewards, costs = torch.from_numpy(dataset.step_rewards), torch.from_numpy(dataset.step_costs)
-    for column, values in (
-        (slice(0, size_o), torch.from_numpy(dataset.observations)),
-        (slice(size_o, size_o + size_a), torch.from_numpy(dataset.actions)),
-        (-4, rewards),
-        (-3, costs),
-        (-2, returns_to_go(rewards, ends)),
-        (-1, returns_to_go(costs, ends)),
-    ):
-        rows[is_step, column] = values
-    rows[finals, :size_o] = torch.from_numpy(dataset.final_observations)
-    return rows
+    rtg, ctg = (
+        returns_to_go(torch.from_numpy(values), ends).numpy()
+        for values in (dataset.step_rewards, dataset.step_costs)
+    )
+    rows = np.zeros((n + m + 1, size_o + size_a + 4), dtype=np.float32)
+    columns = (dataset.step_rewards, dataset.step_costs, rtg, ctg)
+    for i, (start, end) in enumerate(pairwise(dataset.offsets)):  # by slices: no temporary copies
+        part = rows[start + i : end + i]
+        part[:, :size_o] = dataset.observations[start:end]
+        part[:, size_o : size_o + size_a] = dataset.actions[start:end]
+        for place, values in enumerate(columns, start=size_o + size_a):
+            part[:, place] = values[start:end]
+        rows[end + i, :size_o] = dataset.final_observations[i]
+    return torch.from_numpy(rows)
 
 
 def _probabilities(

@@ -1,0 +1,93 @@
+"""`rcdt inspect`: figures that are right, and a picture that is there."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from test_cli import rcdt
+
+from rcdt_agent.data import TrajectoryDataset
+from rcdt_agent.inspection import guess_task, inspect_file
+from rcdt_agent.losses import alignment_bound, expert_weights, trajectory_weights
+from rcdt_agent.tasks.speed_limit import record_drivers
+
+
+@pytest.fixture
+def drivers(tmp_path):
+    data = TrajectoryDataset.from_arrays(**record_drivers(60, seed=2))
+    path = tmp_path / "OfflineBallRun-v0-mine.hdf5"
+    data.to_hdf5(path)
+    return path, data
+
+
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        ("SafetyCarCircle1Gymnasium-v0-250-1271.hdf5", "OfflineCarCircle1Gymnasium-v0"),
+        ("SafetyCarCircle-v0-100-1450.hdf5", "OfflineCarCircle-v0"),
+        ("OfflineHopperVelocityGymnasium-v1-mixed.hdf5", "OfflineHopperVelocityGymnasium-v1"),
+        ("SafeMetaDrive-hardmean-v0-85-1000.hdf5", "OfflineMetadrive-hardmean-v0"),
+    ],
+)
+def test_task_is_guessed_from_the_file_name(name, task):
+    assert guess_task(name).id == task
+    assert guess_task("robot_arm.hdf5") is None
+
+
+def test_figures(drivers, tmp_path):
+    path, data = drivers
+    picture = tmp_path / "deep" / "plane.png"
+    tables = inspect_file(path, picture)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.stat().st_size > 10_000
+    figures, coverage = (dict((row[0], row[1:]) for row in rows) for rows in tables.values())
+    assert figures["trajectories"] == ("60",)
+    assert figures["transitions"] == ("3600",)
+    assert figures["ended by the task / cut"] == ("0 / 60",)
+    within = data.costs <= 20
+    assert coverage["20"][0] == f"{within.mean():.0%}"
+    assert coverage["20"][1] == f"{data.returns[within].max():.1f}"
+
+
+def test_command(drivers, tmp_path):
+    path, _ = drivers
+    result = rcdt("inspect", str(path), "--output", str(tmp_path / "out.png"))
+    assert result.returncode == 0, result.stderr
+    assert "OfflineBallRun-v0" in result.stdout
+    assert (tmp_path / "out.png").exists()
+
+
+def test_command_refuses_a_broken_file(tmp_path):
+    path = tmp_path / "broken.hdf5"
+    path.write_text("hello")
+    result = rcdt("inspect", str(path), "--output", str(tmp_path / "out.png"))
+    assert result.returncode == 2
+    assert "not an HDF5 file" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out.png").exists()
+
+
+def test_trajectory_weights_by_hand():
+    weights = trajectory_weights(
+        torch.tensor([0.0, 50.0, 100.0]),
+        torch.tensor([20.0, 20.0, 30.0]),
+        alpha=2.0,
+        gamma=0.1,
+        cost_limit=20.0,
+    )
+    expected = [0.5, np.exp(1.0) * 0.5, np.exp(2.0) / (1 + np.exp(1.0))]
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    equal = trajectory_weights(torch.ones(3), torch.zeros(3), alpha=1.0, gamma=0.1, cost_limit=0.0)
+    np.testing.assert_allclose(equal, 0.5)  # equal returns: no division by zero
+
+
+def test_expert_weights_by_hand():
+    assert expert_weights(torch.tensor([True, False]), 3.0).tolist() == [4.0, 1.0]
+
+
+def test_alignment_bound_by_hand():
+    assert alignment_bound(0.01, 0.5, 10) == pytest.approx(0.01 * 4 * 100)
+    assert alignment_bound(0.01, 0.5, 10, constant=3.0) == pytest.approx(12.0)
+    assert alignment_bound(0.01, 0.0, 10) == np.inf
+    assert alignment_bound(0.0, 0.5, 10) == 0.0
