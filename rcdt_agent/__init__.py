@@ -1,10 +1,55 @@
 """Offline safe reinforcement learning as an agent plugin for Gymnasium."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from rcdt_agent.tasks import register_environments as _register_environments
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.simulators import make_env
 from rcdt_agent.version import __version__
 
-__all__ = ["__version__", "get_task", "make_env"]
+if TYPE_CHECKING:
+    from rcdt_agent.agent import RCDT
+    from rcdt_agent.config import Config, make_config
+    from rcdt_agent.data import TrajectoryDataset
+    from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
+    from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+
+__all__ = [
+    "RCDT",
+    "AgentState",
+    "BudgetReport",
+    "Config",
+    "ReturnCostTokens",
+    "TrajectoryDataset",
+    "VectorReturnCostTokens",
+    "__version__",
+    "evaluate_budgets",
+    "get_task",
+    "make_config",
+    "make_env",
+]
+
+# Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch.
+_LAZY = {
+    "RCDT": "agent",
+    "AgentState": "deploy",
+    "BudgetReport": "evaluation",
+    "Config": "config",
+    "ReturnCostTokens": "deploy",
+    "TrajectoryDataset": "data",
+    "VectorReturnCostTokens": "deploy",
+    "evaluate_budgets": "evaluation",
+    "make_config": "config",
+}
 
 _register_environments()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"rcdt_agent.{_LAZY[name]}"), name)

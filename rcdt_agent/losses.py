@@ -5,6 +5,8 @@ Arguments are tensors and floats only; `docs/equations.md` maps equation, functi
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -59,6 +61,129 @@ def expert_weights(is_expert: Tensor, alpha: float) -> Tensor:
         alpha: KL coefficient, >= 0.
     """
     return 1.0 + alpha * is_expert.float()
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Mean of `values` where `mask` is True; the only reducer over padded windows.
+
+    Args:
+        values: (B, T).
+        mask: (B, T) bool.
+    """
+    return (values * mask).sum() / mask.sum().clamp(min=1)
+
+
+def gaussian_log_prob(actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:
+    """Log density of a diagonal Gaussian, averaged over action dimensions (row 8 of decisions).
+
+    Args:
+        actions: (..., A).
+        mean: (..., A).
+        log_std: (..., A).
+
+    Returns:
+        (...,).
+    """
+    z = (actions - mean) * torch.exp(-log_std)
+    return (-0.5 * z.square() - log_std - 0.5 * math.log(2 * math.pi)).mean(-1)
+
+
+def gaussian_entropy(log_std: Tensor) -> Tensor:
+    """Entropy of a diagonal Gaussian, averaged over action dimensions: (..., A) -> (...,)."""
+    return log_std.mean(-1) + 0.5 * math.log(2 * math.pi * math.e)
+
+
+def weighted_nll(log_prob: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
+    r"""Weighted imitation: - W_tau log pi(a_t | s_t, R_t, C_t, tau), Eq. (wcdt-loss).
+
+    Differs: a mean over real steps instead of the paper's sum, so that batch size does not act as
+    a learning rate.
+
+    Args:
+        log_prob: (B, T) log density of the recorded actions.
+        weights: (B,) weight of each window's trajectory.
+        mask: (B, T) bool.
+    """
+    return -masked_mean(weights[:, None] * log_prob, mask)
+
+
+def q_guidance(q_a: Tensor, q_b: Tensor, mask: Tensor) -> Tensor:
+    r"""Value of the policy's own actions, the term E[Q(s_t, a_t)] of Eq. (algwb-loss).
+
+    Differs: divided by the mean magnitude of the other twin (a constant for the gradient), as in
+    QT: one grid of eta serves returns from 15 to 3400.
+
+    Args:
+        q_a: (B, T) one twin's values at the policy's actions.
+        q_b: (B, T) the other twin's; only its size is used.
+        mask: (B, T) bool.
+
+    Returns:
+        The scaled mean value; the policy loss subtracts eta times it.
+    """
+    size = masked_mean(q_b.detach().abs(), mask).clamp(min=1e-6)
+    return masked_mean(q_a, mask) / size
+
+
+def cost_penalty(cost_values: Tensor, mask: Tensor) -> Tensor:
+    r"""Cost of the policy's own actions, J_c = E[C(s_t, a_t)] of Eq. (algc-loss).
+
+    Args:
+        cost_values: (B, T) cost critic at the policy's actions, in units of cost.
+        mask: (B, T) bool.
+
+    Returns:
+        The mean; the policy loss adds lambda times it, dual ascent compares it with kappa.
+    """
+    return masked_mean(cost_values, mask)
+
+
+def td_target(reward: Tensor, next_value: Tensor, terminal: Tensor, discount: float) -> Tensor:
+    r"""Temporal-difference target y = r_t + discount (1 - terminal) V(s_{t+1}), Algorithm 1.
+
+    Only a terminal stops the bootstrap: after a timeout the episode could have gone on.
+
+    Args:
+        reward: (B, T) r_t or c_t.
+        next_value: (B, T) target critic at (s_{t+1}, a_{t+1}).
+        terminal: (B, T) bool.
+        discount: In [0, 1).
+    """
+    return reward + discount * torch.where(terminal, 0.0, next_value)
+
+
+def td_loss(values: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """Squared error of each twin against one target, summed over twins.
+
+    Args:
+        values: (2, B, T).
+        target: (B, T), a constant for the gradient.
+        mask: (B, T) bool.
+    """
+    errors = (values - target.detach()).square().sum(0)
+    return masked_mean(errors, mask)
+
+
+def dual_ascent(
+    lmbda: Tensor, cost_estimate: Tensor, *, kappa: float, step_size: float, maximum: float
+) -> Tensor:
+    r"""Projected step lambda <- [lambda + beta (J_c - kappa)]_+, Eq. (lambda-update).
+
+    Differs: capped at `maximum`, so that a critic gone wrong cannot silence imitation.
+    """
+    return torch.clamp(lmbda + step_size * (cost_estimate - kappa), 0.0, maximum)
+
+
+def episode_cost_factor(discount: float, horizon: int) -> float:
+    """Episode cost per unit of mean discounted cost-to-go, for costs spread evenly over time.
+
+    With k steps left, a cost of 1 per step has the value (1 - discount^k) / (1 - discount); the
+    mean over k = 1 .. horizon is compared with the episode's total, horizon.
+    """
+    if discount == 0:
+        return float(horizon)
+    geometric = discount * (1 - discount**horizon) / (1 - discount)
+    return horizon / ((1 - geometric / horizon) / (1 - discount))
 
 
 def alignment_bound(epsilon: float, coverage: float, horizon: int, constant: float = 1.0) -> float:

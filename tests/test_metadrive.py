@@ -215,6 +215,31 @@ def test_crash_and_leaving_the_road_cost_one_and_terminate(cost):
     assert (off["terminated"], off["truncated"], off["reward"]) == (True, False, -5.0)
 
 
+DRIVE = """
+from metadrive.policy.idm_policy import IDMPolicy
+IDMPolicy.NORMAL_SPEED = 21
+result = {}
+for road in ("easy", "medium", "hard"):
+    env = make_metadrive(road + "mean", agent_policy=IDMPolicy, traffic_density=0.0)
+    env.reset(seed=0)
+    total, cost, over = 0.0, 0.0, False
+    while not over:
+        obs, reward, terminated, truncated, info = env.step(np.zeros(2))
+        total, cost, over = total + reward, cost + info["cost"], terminated or truncated
+    result[road] = [total, cost, info["arrive_dest"]]
+    env.close()
+print(json.dumps(result))
+"""
+
+
+@pytest.mark.simulator
+def test_driver_at_21_km_per_hour_earns_and_costs_what_it_did_on_0_2_6():
+    measured = {"easy": (425.41, 74.54), "medium": (262.37, 44.98), "hard": (305.75, 52.90)}
+    for road, (total, cost, arrived) in run(DRIVE).items():
+        assert (total, cost) == pytest.approx(measured[road], abs=0.3)
+        assert arrived
+
+
 LIFE = """
 import gymnasium
 out = {}

@@ -104,9 +104,7 @@ class WindowSampler:
         self._final_usable = torch.from_numpy(dataset.final_known | dataset.terminated).to(
             self.device
         )
-        if weights is not None and weights.shape != (n,):
-            raise InvalidArgumentError(f"`weights` must have shape ({n},), got {weights.shape}.")
-        self._weights = (torch.ones(n) if weights is None else weights.float()).to(self.device)
+        self.set_weights(torch.ones(n) if weights is None else weights)
         self.probabilities = _probabilities(dataset, sampling, cost_ceiling)
         self._cdf = (
             None
@@ -116,6 +114,15 @@ class WindowSampler:
         self._generator = torch.Generator(device=self.device)
         self._generator.manual_seed(seed)
         self._places = torch.arange(context_length + 1, device=self.device)
+
+    def set_weights(self, weights: Tensor) -> None:
+        """Set the (M,) weight of each trajectory."""
+        expected = self._lengths.shape
+        if weights.shape != expected:
+            raise InvalidArgumentError(
+                f"`weights` must have shape {tuple(expected)}, got {tuple(weights.shape)}."
+            )
+        self._weights = weights.float().to(self.device)
 
     def sample(self) -> Batch:
         """Draw the next batch."""

@@ -1,0 +1,707 @@
+"""`RCDT`: the agent a user holds. It delegates; the mathematics is in `losses` and `learner`."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
+from torch import Tensor, nn
+
+from rcdt_agent.checkpoint import (
+    flatten_state,
+    read_checkpoint,
+    to_path,
+    unflatten_state,
+    versions,
+    write_checkpoint,
+)
+from rcdt_agent.config import Config, make_config
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
+from rcdt_agent.deploy.tokens import CostFunction, ReturnCostTokens, split_tokens
+from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
+from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+from rcdt_agent.learner import Learner, make_policy
+from rcdt_agent.networks.transformer import PolicyTransformer
+from rcdt_agent.scaling import Scaling
+from rcdt_agent.tasks.registry import Task, get_task
+from rcdt_agent.training import train
+
+Env = gym.Env[Any, Any]
+Data = TrajectoryDataset | str | Path
+
+
+class RCDT:
+    """Return-Cost Regularized Constrained Decision Transformer, with a stable-baselines3 face.
+
+    Train once on recorded trajectories, then choose the cost budget at deployment:
+
+        agent = RCDT.from_dsrl("OfflineHopperVelocity-v1")
+        agent.learn(total_steps=200_000)
+        agent.set_cost_budget(20)
+        action, state = agent.predict(obs, state)
+    """
+
+    def __init__(
+        self,
+        env: Env | VecEnv | None = None,
+        config: Config | None = None,
+        *,
+        variant: str = "rcdt",
+        preset: str = "paper",
+        cost_budget: float | None = None,
+        target_return: TargetReturn = "auto",
+        seed: int | None = None,
+        device: str = "auto",
+        verbose: int = 0,
+        tensorboard_log: str | None = None,
+        **overrides: Any,
+    ) -> None:
+        """Make an untrained agent.
+
+        Args:
+            env: Optional; gives the spaces, and serves evaluation callbacks.
+            config: Settings; instead of `variant`, `preset` and `overrides`.
+            variant: One of the paper's variants: rcdt, cdt, wqdt, wcdt, qcdt, dt, qt, rdt, rvdt.
+            preset: `paper`, `cpu` (minutes on two cores) or `tiny` (tests).
+            cost_budget: What an episode may cost at deployment; default: the task's middle
+                budget, or the median cost of the training trajectories.
+            target_return: `auto` (from the data), `paper` (the published table) or a number.
+            seed: Of weights, batches and noise; None draws one.
+            device: `auto`, `cpu`, `cuda`.
+            verbose: 1 prints the log.
+            tensorboard_log: Folder for tensorboard.
+            **overrides: Any field of `Config`.
+        """
+        if config is not None and (overrides or variant != "rcdt" or preset != "paper"):
+            raise InvalidArgumentError(
+                "Give either `config` or `variant`, `preset` and its fields, not both."
+            )
+        self.config = config or make_config(preset, variant, **overrides)
+        self.seed = int(np.random.SeedSequence(seed).generate_state(1)[0]) if seed is None else seed
+        self.device = _device(device)
+        self.verbose = verbose
+        self.tensorboard_log = tensorboard_log
+        self.task: Task | None = None
+        self.dataset: TrajectoryDataset | None = None
+        self.observation_space: gym.Space[Any] | None = None
+        self.action_space: gym.Space[Any] | None = None
+        self.policy: PolicyTransformer | None = None
+        self.scaling: Scaling | None = None
+        self.targets: ReturnTargets | None = None
+        self.episode_length = 0
+        self.cost_limit = 0.0
+        self.num_timesteps = 0
+        self.learner: Learner | None = None
+        self._pending: dict[str, Any] | None = None  # training state of a loaded checkpoint
+        self._fingerprint: str | None = None
+        self._asked: tuple[float | None, TargetReturn] = (cost_budget, target_return)
+        self._cost_budget: float | None = cost_budget
+        self._target_return: float | None = None
+        self._env: VecEnv | None = None
+        self._logger: Logger | None = None
+        self._wrapped: weakref.WeakSet[ReturnCostTokens] = weakref.WeakSet()
+        if env is not None:
+            self.set_env(env)
+
+    # ---------------------------------------------------------------- making
+
+    @classmethod
+    def from_dsrl(
+        cls, task: str, *, dataset: Data | None = None, progress_bar: bool = True, **kwargs: Any
+    ) -> RCDT:
+        """An agent for a DSRL task, with the task's dataset, spaces, scores and budgets.
+
+        Args:
+            task: DSRL id in any spelling.
+            dataset: Use this file or dataset instead of DSRL's own.
+            progress_bar: Show the download, if one is needed.
+            **kwargs: As for `RCDT`.
+
+        Raises:
+            UnknownTaskError: The id is not one of the 38.
+            DownloadError: The file is not in the cache and cannot be fetched.
+        """
+        from rcdt_agent.tasks.download import download_dataset
+
+        found = get_task(task)
+        agent = cls(**kwargs)
+        agent.task = found
+        if dataset is None:
+            dataset = download_dataset(found.dataset_file, progress=progress_bar)
+            agent._published_data = True
+        agent._take_dataset(_as_dataset(dataset))
+        return agent
+
+    # ---------------------------------------------------------------- training
+
+    def learn(
+        self,
+        dataset: Data | None = None,
+        total_steps: int | None = None,
+        callback: Any = None,
+        log_interval: int = 100,
+        tb_log_name: str = "RCDT",
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+        *,
+        total_timesteps: int | None = None,
+    ) -> RCDT:
+        """Train, or continue training.
+
+        A run that was interrupted, or loaded from a checkpoint, goes on to `total_steps` in all.
+        Once that many were made, a further call makes as many again; with
+        `reset_num_timesteps=False` the steps are always added.
+
+        Args:
+            dataset: Trajectories or a path; not needed again once given.
+            total_steps: Gradient steps; default: the configuration's.
+            callback: stable-baselines3 callback, list of callbacks, or function.
+            log_interval: Steps between log entries.
+            tb_log_name: Name of the tensorboard run.
+            reset_num_timesteps: See above.
+            progress_bar: Show speed, loss and lambda.
+            total_timesteps: Another name of `total_steps`.
+
+        Returns:
+            The agent.
+        """
+        steps = total_steps or total_timesteps or self.config.total_steps
+        if steps < 1:
+            raise InvalidArgumentError(f"`total_steps` must be >= 1, got {steps}.")
+        if dataset is not None:
+            self._take_dataset(_as_dataset(dataset))
+        elif self.dataset is None and self.task is not None and self._pending is not None:
+            from rcdt_agent.tasks.download import download_dataset
+
+            path = download_dataset(self.task.dataset_file, progress=progress_bar)
+            self._take_dataset(_as_dataset(path))
+        if self.dataset is None:
+            raise InvalidArgumentError(
+                "There is nothing to learn from: `learn` needs `dataset`, a TrajectoryDataset or "
+                "the path of an HDF5 file."
+            )
+        goal = steps
+        if not reset_num_timesteps or self.num_timesteps >= steps:
+            goal = self.num_timesteps + steps
+        learner = self._ready_learner(goal)
+        return train(
+            self,
+            learner,
+            goal,
+            callback=callback,
+            log_interval=log_interval,
+            tb_log_name=tb_log_name,
+            progress_bar=progress_bar,
+            new_log=reset_num_timesteps,
+        )
+
+    # ---------------------------------------------------------------- acting
+
+    def predict(
+        self,
+        observation: Any,
+        state: AgentState | None = None,
+        episode_start: npt.ArrayLike | None = None,
+        deterministic: bool = True,
+    ) -> tuple[npt.NDArray[np.float32], AgentState]:
+        """The action for one environment or many, and the state to hand back next time.
+
+        Args:
+            observation: Plain, or with tokens from an environment wrapped by `wrap`; one, or a
+                batch with a leading axis.
+            state: What the last call returned; None begins new episodes. With plain observations
+                it must have been told the outcome: `state = state.observe(reward, cost)`.
+            episode_start: (N,) bool, which environments begin a new episode.
+            deterministic: The mean action; otherwise one sampled from the policy.
+
+        Raises:
+            StateError: The state has not seen the outcome of its last action.
+            InvalidArgumentError: The observation has the wrong shape or is not finite.
+        """
+        self._require_policy()
+        obs, rtg, ctg = split_tokens(observation)
+        rows, single = self._observation_rows(obs)
+        if state is None:
+            state = self.begin(len(rows))
+        elif state.n_envs != len(rows):
+            raise InvalidArgumentError(
+                f"`state` is of {state.n_envs} environments, but there are {len(rows)} "
+                f"observations."
+            )
+        if episode_start is not None:
+            state = state.restart(episode_start)
+        if state.follows_agent:
+            state = state.with_targets(self.target_return, self.cost_budget)
+        if rtg is not None and ctg is not None:
+            state = state.with_tokens(rtg, ctg)
+        actions, state = self._act(state.push(rows), deterministic)
+        return (actions[0] if single else actions), state
+
+    def begin(
+        self,
+        n_envs: int = 1,
+        *,
+        cost_budget: npt.ArrayLike | None = None,
+        target_return: npt.ArrayLike | None = None,
+    ) -> AgentState:
+        """A state for episodes about to start, with budgets of their own if given.
+
+        Args:
+            n_envs: Number of environments.
+            cost_budget: A number or (N,); default: the agent's, also when it changes later.
+            target_return: A number or (N,); default: what the data show at the budget.
+        """
+        self._require_policy()
+        assert self.scaling is not None
+        own = cost_budget is not None or target_return is not None
+        budgets = np.broadcast_to(
+            np.asarray(self.cost_budget if cost_budget is None else cost_budget, dtype=float),
+            (n_envs,),
+        )
+        if target_return is None and cost_budget is not None:
+            known = {budget: self._resolve(float(budget), "auto") for budget in set(budgets)}
+            target_return = [known[budget] for budget in budgets]
+        return AgentState.begin(
+            n_envs,
+            context_length=self.config.context_length,
+            observation_size=len(self.scaling.obs_mean),
+            action_size=len(self.scaling.action_low),
+            target_return=self.target_return if target_return is None else target_return,
+            cost_budget=budgets,
+            follows_agent=not own,
+        )
+
+    def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
+        """Say what an episode may cost from now on; also acts on episodes under way.
+
+        Args:
+            k: The budget, >= 0.
+            target_return: `auto`, `paper` or a number.
+
+        Warns:
+            UserWarning: The training data do not cover the request; with the numbers.
+        """
+        if not (np.isfinite(k) and k >= 0):
+            raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {k}.")
+        self._asked = (float(k), target_return)
+        self._cost_budget = float(k)
+        if self.targets is not None:
+            self._target_return = self._resolve(float(k), target_return)
+            self.targets.warn_if_uncovered(float(k), self._target_return)
+            for env in self._wrapped:
+                env.set_targets(self._target_return, self._cost_budget)
+
+    @property
+    def cost_budget(self) -> float:
+        """What an episode may cost."""
+        if self._cost_budget is None:
+            raise InvalidArgumentError(
+                "There is no cost budget yet: call `set_cost_budget`, or `learn` first, which "
+                "sets a default."
+            )
+        return self._cost_budget
+
+    @property
+    def target_return(self) -> float:
+        """What an episode is asked to return at the present budget."""
+        if self._target_return is None:
+            raise InvalidArgumentError("There is no target return before `learn` has seen data.")
+        return self._target_return
+
+    def wrap(
+        self, env: Env, *, cost_key: str = "cost", cost_fn: CostFunction | None = None
+    ) -> ReturnCostTokens:
+        """Wrap an environment so that the tokens travel in its observation.
+
+        The wrapper follows `set_cost_budget` of this agent.
+
+        Args:
+            env: Any Gymnasium environment, with five- or six-value steps.
+            cost_key: Where in `info` the cost is.
+            cost_fn: Computes the cost instead.
+        """
+        wrapped = ReturnCostTokens(
+            env, self.target_return, self.cost_budget, cost_key=cost_key, cost_fn=cost_fn
+        )
+        self._wrapped.add(wrapped)
+        return wrapped
+
+    @property
+    def trained_on_published_data(self) -> bool:
+        """Whether the training data are DSRL's own file of the task."""
+        return self._published_data
+
+    def evaluate(
+        self,
+        env: str | Env | Callable[[], Env] | None = None,
+        budgets: Sequence[float] | None = None,
+        n_episodes: int = 20,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> BudgetReport:
+        """Roll out at every budget; see `evaluate_budgets`."""
+        return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
+
+    # ---------------------------------------------------------------- files
+
+    def save(self, path: Any) -> None:
+        """Write one zip of safetensors and JSON, from which training can continue bit for bit."""
+        self._require_policy()
+        assert self.policy is not None
+        assert self.scaling is not None
+        assert self.targets is not None
+        training = self.learner.state() if self.learner else self._pending
+        tensors, plain = flatten_state(
+            {"policy": self.policy.state_dict(), "training": training, "rng": self._rng}
+        )
+        meta = {
+            "config": self.config.to_dict(),
+            "scaling": self.scaling.to_dict(),
+            "targets": self.targets.to_dict(),
+            "spaces": {
+                "observation": _space_to_dict(self.observation_space),
+                "action": _space_to_dict(self.action_space),
+            },
+            "task": self.task.id if self.task else None,
+            "episode_length": self.episode_length,
+            "cost_limit": self.cost_limit,
+            "asked": list(self._asked),
+            "cost_budget": self._cost_budget,
+            "num_timesteps": self.num_timesteps,
+            "seed": self.seed,
+            "fingerprint": self._fingerprint,
+            "published_data": self._published_data,
+            "versions": versions(),
+            "structure": plain,
+        }
+        write_checkpoint(to_path(path), type(self).__name__, meta, tensors)
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        env: Env | VecEnv | None = None,
+        device: str = "auto",
+        *,
+        verbose: int = 0,
+        tensorboard_log: str | None = None,
+    ) -> RCDT:
+        """Read an agent; nothing in the file is executed.
+
+        Raises:
+            CheckpointError: Damaged, of a newer version, or not a checkpoint.
+            DatasetError: `env` has other spaces than the agent.
+        """
+        meta, tensors = read_checkpoint(to_path(path), cls.__name__)
+        try:
+            config = Config.from_dict(meta["config"])
+            agent = cls(
+                config=config,
+                seed=int(meta["seed"]),
+                device=device,
+                verbose=verbose,
+                tensorboard_log=tensorboard_log,
+            )
+            agent.task = get_task(meta["task"]) if meta["task"] else None
+            agent.scaling = Scaling.from_dict(meta["scaling"])
+            agent.targets = ReturnTargets.from_dict(meta["targets"])
+            agent.observation_space = _space_from_dict(meta["spaces"]["observation"])
+            agent.action_space = _space_from_dict(meta["spaces"]["action"])
+            agent.episode_length = int(meta["episode_length"])
+            agent.cost_limit = float(meta["cost_limit"])
+            agent.num_timesteps = int(meta["num_timesteps"])
+            agent._fingerprint = meta["fingerprint"]
+            agent._published_data = bool(meta["published_data"])
+            agent._asked = (meta["asked"][0], meta["asked"][1])
+            agent._cost_budget = meta["cost_budget"]
+            state = unflatten_state(tensors, meta["structure"])
+            agent.policy = agent._make_policy()
+            agent.policy.load_state_dict(state["policy"])
+            agent._pending = state["training"]
+            agent._rng = state["rng"]
+        except CheckpointError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
+            raise CheckpointError(f"{path}: its contents do not fit together ({error}).") from error
+        agent._target_return = agent._resolve(agent.cost_budget, agent._asked[1])
+        if env is not None:
+            agent.set_env(env)
+        return agent
+
+    # ---------------------------------------------------------------- stable-baselines3's face
+
+    @property
+    def logger(self) -> Logger:
+        """The stable-baselines3 logger."""
+        if self._logger is None:
+            from stable_baselines3.common.utils import configure_logger
+
+            self._logger = configure_logger(self.verbose, self.tensorboard_log, "RCDT")
+        return self._logger
+
+    def set_logger(self, logger: Logger) -> None:
+        """Log to this logger from now on."""
+        self._logger = logger
+
+    def get_env(self) -> VecEnv | None:
+        """The environment given to the agent, as a stable-baselines3 vector environment."""
+        return self._env
+
+    def set_env(self, env: Env | VecEnv) -> None:
+        """Give the agent an environment; its spaces must be the data's."""
+        vec_env: VecEnv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
+        spaces = vec_env.observation_space, vec_env.action_space
+        observation = spaces[0]
+        if isinstance(observation, gym.spaces.Dict) and "observation" in observation.spaces:
+            observation = observation["observation"]
+        if self.dataset is not None:
+            self.dataset.check_spaces(observation, spaces[1])
+        if self.scaling is not None:
+            self._check_sizes(observation, spaces[1])
+        self._env = vec_env
+        self.observation_space = self.observation_space or observation
+        self.action_space = self.action_space or spaces[1]
+
+    def get_vec_normalize_env(self) -> None:
+        """Scales live in the agent, so there is never a `VecNormalize`."""
+        return
+
+    def set_random_seed(self, seed: int | None) -> None:
+        """Seed whatever is made from here on."""
+        if seed is not None:
+            self.seed = seed
+            self._rng = None
+
+    def get_parameters(self) -> dict[str, dict[str, Tensor]]:
+        """State dicts of the networks by name."""
+        self._require_policy()
+        return {name: module.state_dict() for name, module in self._modules().items()}
+
+    def set_parameters(
+        self, load_path_or_dict: dict[str, dict[str, Tensor]], exact_match: bool = True
+    ) -> None:
+        """Load state dicts as `get_parameters` gives them."""
+        modules = self._modules()
+        if exact_match and set(load_path_or_dict) != set(modules):
+            raise InvalidArgumentError(
+                f"`load_path_or_dict` must hold {sorted(modules)}, got {sorted(load_path_or_dict)}."
+            )
+        for name, values in load_path_or_dict.items():
+            modules[name].load_state_dict(values)
+
+    # ---------------------------------------------------------------- internal
+
+    _rng: Tensor | None = None
+    _published_data: bool = False
+
+    def _take_dataset(self, dataset: TrajectoryDataset) -> None:
+        """Adopt training data: the first fixes the scales, later ones must fit."""
+        if dataset is self.dataset:
+            return
+        if self.observation_space is not None and self.action_space is not None:
+            dataset.check_spaces(self.observation_space, self.action_space)
+        if self.scaling is not None:
+            self._check_dataset_sizes(dataset)
+        self.dataset = dataset
+        if self.learner is not None:
+            raise TrainingError(
+                "This agent has been trained on another dataset. Save it and load it to fine-tune "
+                "on new data with the old scales, or make a new agent."
+            )
+        if self.scaling is not None:  # loaded: scales and targets stay what they were
+            return
+        task_length = self.task.episode_length if self.task else 0
+        self.episode_length = max(int(dataset.lengths.max()), task_length)
+        reference = self.task.reference_budget if self.task else float(np.median(dataset.costs))
+        limit = self.config.cost_limit
+        self.cost_limit = limit if limit is not None else max(reference, 1e-3)
+        self.scaling = Scaling.fit(
+            dataset, self.config, cost_limit=self.cost_limit, action_space=self.action_space
+        )
+        self.targets = ReturnTargets(
+            returns=dataset.returns,
+            costs=dataset.costs,
+            quantile=self.config.target_quantile,
+            published=(
+                tuple(zip(self.task.budgets, self.task.published_targets, strict=True))
+                if self.task
+                else ()
+            ),
+        )
+        self.observation_space = self.observation_space or gym.spaces.Box(
+            -np.inf, np.inf, (dataset.observation_size,), dtype=np.float32
+        )
+        self.action_space = self.action_space or gym.spaces.Box(
+            -1.0, 1.0, (dataset.action_size,), dtype=np.float32
+        )
+        self._fingerprint = dataset.fingerprint
+        budget, target = self._asked
+        if budget is None:
+            self._cost_budget = reference
+            self._target_return = self._resolve(reference, target)
+        else:
+            self.set_cost_budget(budget, target)
+
+    def _ready_learner(self, goal: int) -> Learner:
+        """The learner of this agent, made or restored on first use."""
+        if self.learner is None:
+            assert self.dataset is not None
+            assert self.scaling is not None
+            if self._fingerprint not in (None, self.dataset.fingerprint):
+                import warnings
+
+                warnings.warn(
+                    f"{self.dataset.name} is not the data this agent was trained on: training "
+                    f"continues with the old scales and targets.",
+                    stacklevel=3,
+                )
+            from dataclasses import replace
+
+            self.config = replace(self.config, total_steps=goal)
+            with torch.random.fork_rng():
+                self.learner = Learner(
+                    self.dataset,
+                    self.config,
+                    self.scaling,
+                    episode_length=self.episode_length,
+                    cost_limit=self.cost_limit,
+                    device=self.device,
+                    seed=self.seed,
+                )
+                if self._rng is None:
+                    self._rng = torch.get_rng_state()
+            if self._pending is not None:
+                self.learner.load_state(self._pending)
+                self._pending = None
+            self.policy = self.learner.policy
+        return self.learner
+
+    def _make_policy(self) -> PolicyTransformer:
+        assert self.scaling is not None
+        sizes = len(self.scaling.obs_mean), len(self.scaling.action_low)
+        return make_policy(*sizes, self.config, self.episode_length).to(self.device)
+
+    def _modules(self) -> dict[str, nn.Module]:
+        self._require_policy()
+        assert self.policy is not None
+        return self.learner._modules() if self.learner else {"policy": self.policy}
+
+    def _require_policy(self) -> None:
+        if self.policy is None:
+            raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
+
+    def _resolve(self, budget: float, target_return: TargetReturn) -> float:
+        assert self.targets is not None
+        return self.targets.resolve(budget, target_return)
+
+    def _observation_rows(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
+        """Scaled observations (N, O), and whether a single one was given."""
+        assert self.scaling is not None
+        assert self.observation_space is not None
+        size = len(self.scaling.obs_mean)
+        shape = self.observation_space.shape or (size,)
+        array = np.asarray(obs, dtype=np.float32)
+        single = array.shape == shape
+        if not single and array.shape[1:] != shape:
+            raise InvalidArgumentError(
+                f"`observation` must have shape {shape}, or (N, {', '.join(map(str, shape))}) for "
+                f"N environments, got {array.shape}."
+            )
+        rows = array.reshape(-1, size)
+        if not np.isfinite(rows).all():
+            raise InvalidArgumentError(f"`observation` must be finite, got {obs}.")
+        return self.scaling.scale_obs(rows), single
+
+    @torch.no_grad()
+    def _act(
+        self, state: AgentState, deterministic: bool
+    ) -> tuple[npt.NDArray[np.float32], AgentState]:
+        assert self.policy is not None
+        assert self.scaling is not None
+        assert self.action_space is not None
+        self.policy.eval()
+        floor = self.config.ctg_floor
+        used = int(state.last.max()) + 1  # columns of the window that hold anything
+        ctg = state.ctg[:, :used]
+        if floor is not None:
+            ctg = np.maximum(ctg, floor)
+
+        def tensor(values: Any) -> Tensor:
+            return torch.as_tensor(values, device=self.device)
+
+        means, log_stds = self.policy(
+            tensor(state.obs[:, :used]),
+            tensor(state.actions[:, :used]),
+            self.scaling.rtg_token(tensor(state.rtg[:, :used])),
+            self.scaling.ctg_token(tensor(ctg)),
+            tensor(state.timesteps[:, :used]),
+        )
+        rows = torch.arange(state.n_envs, device=self.device), tensor(state.last)
+        chosen = means[rows]
+        if not deterministic:
+            chosen = chosen + log_stds[rows].exp() * torch.randn_like(chosen)
+        unit = chosen.clamp(-1.0, 1.0).cpu().numpy()
+        shape = self.action_space.shape or (unit.shape[1],)
+        actions = self.scaling.unscale_actions(unit).reshape(-1, *shape)
+        return actions, state.with_action(unit)
+
+    def _check_dataset_sizes(self, dataset: TrajectoryDataset) -> None:
+        assert self.scaling is not None
+        boxes = [
+            gym.spaces.Box(-np.inf, np.inf, (len(values),))
+            for values in (self.scaling.obs_mean, self.scaling.action_low)
+        ]
+        dataset.check_spaces(boxes[0], boxes[1])
+
+    def _check_sizes(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+        assert self.scaling is not None
+        for name, space, size in (
+            ("observation", observation, len(self.scaling.obs_mean)),
+            ("action", action, len(self.scaling.action_low)),
+        ):
+            if gym.spaces.flatdim(space) != size:
+                raise InvalidArgumentError(
+                    f"The environment's {name} has size {gym.spaces.flatdim(space)}, the agent's "
+                    f"has size {size}."
+                )
+
+
+def _as_dataset(data: Data) -> TrajectoryDataset:
+    return data if isinstance(data, TrajectoryDataset) else TrajectoryDataset.from_hdf5(data)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)
+
+
+def _space_to_dict(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    if not isinstance(space, gym.spaces.Box):
+        return None
+    bounds = [
+        [None if np.isinf(value) else float(value) for value in array.ravel()]
+        for array in (space.low, space.high)
+    ]
+    return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
+
+
+def _space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
+    if values is None:
+        return None
+    low, high = (
+        np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
+        for key, fill in (("low", -np.inf), ("high", np.inf))
+    )
+    dtype: Any = np.dtype(values["dtype"])
+    return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)

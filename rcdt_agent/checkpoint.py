@@ -1,0 +1,182 @@
+"""One zip of safetensors and JSON: everything an agent is, and nothing that could run.
+
+`meta.json` holds plain values, `tensors.safetensors` every array. The file is written next to its
+place and renamed, so it is complete or not there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import uuid
+import zipfile
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from rcdt_agent.errors import CheckpointError
+
+FORMAT = "rcdt_agent"
+FORMAT_VERSION = 1
+META, TENSORS = "meta.json", "tensors.safetensors"
+_SIZE_LIMIT = 8 * 2**30  # a checkpoint is megabytes; a larger claim is a bomb
+
+
+def write_checkpoint(
+    target: Path | BinaryIO, kind: str, meta: dict[str, Any], tensors: dict[str, Tensor]
+) -> None:
+    """Write a checkpoint.
+
+    Args:
+        target: A path (written atomically) or an open binary file.
+        kind: What is stored, e.g. `RCDT`; `read_checkpoint` checks it.
+        meta: Anything JSON can hold.
+        tensors: Named arrays.
+    """
+    head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind}
+    text = json.dumps({**head, **meta}, allow_nan=False, sort_keys=True)
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    if not isinstance(target, Path):
+        _write_zip(target, text, plain)
+        return
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
+    try:
+        with partial.open("wb") as file:
+            _write_zip(file, text, plain)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Read and check a checkpoint; nothing in it is executed.
+
+    Raises:
+        CheckpointError: Not there, damaged, of another kind, of a newer version, or with
+            contents that do not belong; the message says which.
+    """
+    name = str(source) if isinstance(source, Path) else "checkpoint"
+    if isinstance(source, Path) and not source.is_file():
+        raise CheckpointError(f"{name}: there is no such file.")
+    try:
+        with zipfile.ZipFile(source) as archive:
+            _check_members(archive, name)
+            meta = json.loads(archive.read(META))
+            _check_head(meta, kind, name)
+            tensors = load_tensors(archive.read(TENSORS))
+    except (zipfile.BadZipFile, EOFError, OSError, SafetensorError, ValueError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
+    return meta, tensors
+
+
+def flatten_state(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], Any]:
+    """Separate the tensors of nested dicts and lists from the plain values around them.
+
+    Returns:
+        Tensors by path, and the same structure with `{"tensor": path}` in their places.
+    """
+    tensors: dict[str, Tensor] = {}
+
+    def visit(value: Any, path: str) -> Any:
+        if isinstance(value, Tensor):
+            tensors[path] = value
+            return {"tensor": path}
+        if isinstance(value, dict):
+            return {
+                "dict": [
+                    [key, visit(inner, f"{path}/{key}" if path else str(key))]
+                    for key, inner in value.items()
+                ]
+            }
+        if isinstance(value, list | tuple):
+            return {"list": [visit(inner, f"{path}/{i}") for i, inner in enumerate(value)]}
+        return {"value": value}
+
+    plain = visit(state, prefix)
+    return tensors, plain
+
+
+def unflatten_state(tensors: dict[str, Tensor], plain: Any) -> Any:
+    """The inverse of `flatten_state`.
+
+    Raises:
+        CheckpointError: A tensor is missing.
+    """
+    if "tensor" in plain:
+        if plain["tensor"] not in tensors:
+            raise CheckpointError(f"The checkpoint lacks the tensor {plain['tensor']!r}.")
+        return tensors[plain["tensor"]]
+    if "dict" in plain:
+        return {key: unflatten_state(tensors, inner) for key, inner in plain["dict"]}
+    if "list" in plain:
+        return [unflatten_state(tensors, inner) for inner in plain["list"]]
+    return plain["value"]
+
+
+def versions() -> dict[str, str]:
+    """Versions worth remembering with a trained agent."""
+    import gymnasium
+    import numpy
+
+    from rcdt_agent.version import __version__
+
+    return {
+        "rcdt_agent": __version__,
+        "torch": str(torch.__version__),
+        "numpy": numpy.__version__,
+        "gymnasium": gymnasium.__version__,
+    }
+
+
+def _write_zip(file: BinaryIO, text: str, tensors: dict[str, Tensor]) -> None:
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        for member, content in ((META, text.encode()), (TENSORS, save_tensors(tensors))):
+            # A fixed date: the same agent gives the same bytes.
+            archive.writestr(zipfile.ZipInfo(member, (1980, 1, 1, 0, 0, 0)), content)
+
+
+def _check_members(archive: zipfile.ZipFile, name: str) -> None:
+    found = sorted(info.filename for info in archive.infolist())
+    expected = sorted((META, TENSORS))
+    if found != expected:
+        strange = [member for member in found if member not in expected]
+        reason = f"unexpected contents {strange}" if strange else f"only {found} inside"
+        raise CheckpointError(
+            f"{name}: not an rcdt_agent checkpoint, {reason}; nothing was loaded. Checkpoints hold "
+            f"{expected} only, never pickled code."
+        )
+    if any(info.file_size > _SIZE_LIMIT for info in archive.infolist()):
+        raise CheckpointError(f"{name}: claims more than {_SIZE_LIMIT} bytes; nothing was loaded.")
+
+
+def _check_head(meta: Any, kind: str, name: str) -> None:
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise CheckpointError(f"{name}: not an rcdt_agent checkpoint.")
+    version = meta.get("format_version")
+    if not isinstance(version, int) or version > FORMAT_VERSION:
+        writer = meta.get("versions", {}).get("rcdt_agent", "?")
+        raise CheckpointError(
+            f"{name}: written in format {version} by rcdt_agent {writer}; this version reads up to "
+            f"format {FORMAT_VERSION}. Update rcdt_agent to load it."
+        )
+    if meta.get("kind") != kind:
+        raise CheckpointError(f"{name}: holds a {meta.get('kind')}, not a {kind}.")
+
+
+def to_path(path: str | Path | io.IOBase) -> Path | BinaryIO:
+    """A path with `.zip` added where there is no suffix, as stable-baselines3 does."""
+    if isinstance(path, str | Path):
+        resolved = Path(path)
+        return resolved if resolved.suffix else resolved.with_suffix(".zip")
+    return path  # type: ignore[return-value]

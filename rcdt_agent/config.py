@@ -1,0 +1,271 @@
+"""Every hyper-parameter, with its meaning and its source; presets and the paper's variants.
+
+Sources: P the paper says so; C the CDT code that the paper builds on; Q the Q-regularised
+transformer (QT); I our inference. `docs/decisions.md` gives the reasons.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, get_args
+
+from rcdt_agent.errors import InvalidArgumentError
+
+Weighting = Literal["none", "return_cost", "expert"]
+Sampling = Literal["trajectory", "transition", "cost_tilted"]
+KappaMode = Literal["critic", "episode"]
+TokenShape = Literal["linear", "asinh"]
+CostReduction = Literal["max", "min"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
+
+    variant: str = "rcdt"
+    """Name of the variant, for tables; the four components below are what acts."""
+
+    # Components (Tables 1 and 5 of the paper).
+    cost_token: bool = True
+    """Condition on cost-to-go (P). Off: a plain return-conditioned Decision Transformer."""
+    weighting: Weighting = "return_cost"
+    """Trajectory weight: none, Eq. (w-def), or 1 + alpha on the expert subset (Prop. 1)."""
+    q_guidance: bool = True
+    """The term - eta Q in the policy loss (P)."""
+    cost_penalty: bool = True
+    """The term + lambda C in the policy loss, with dual ascent of lambda (P)."""
+
+    # Policy network.
+    n_layers: int = 3
+    """Transformer blocks (P)."""
+    n_heads: int = 8
+    """Attention heads (P)."""
+    embedding_size: int = 128
+    """Width of the transformer; a multiple of `n_heads` (P)."""
+    context_length: int = 10
+    """K, steps the policy looks back on, the present one included (P)."""
+    dropout: float = 0.1
+    """On embeddings and residual branches (P)."""
+    attention_dropout: float = 0.1
+    """On attention weights (P: one figure for all; C applies it here too)."""
+    log_std_range: tuple[float, float] = (-5.0, 2.0)
+    """Bounds of the Gaussian head's log standard deviation (I)."""
+    normalize_observations: bool = True
+    """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
+    rtg_scale: float | None = None
+    """RTG token = RTG / scale. None: the dataset's range of returns (C: 10)."""
+    ctg_scale: float | None = None
+    """CTG token = CTG / scale. None: the cost limit of the weights (C: 1, and 50 - CTG)."""
+    ctg_shape: TokenShape = "asinh"
+    """`asinh` resolves small budgets among large costs, `linear` is C's (I)."""
+
+    # Data.
+    batch_size: int = 2048
+    """Windows of a batch (P)."""
+    sampling: Sampling = "trajectory"
+    """Uniform over trajectories (P), over transitions, or tilted to low cost (C)."""
+    cost_ceiling: float = 70.0
+    """For `cost_tilted`: probability proportional to max(0, ceiling - cost) (C)."""
+
+    # Trajectory weights.
+    alpha: float = 1.0
+    """Sensitivity of W to the scaled return, or the expert subset's extra weight (I)."""
+    gamma: float = 0.1
+    """Sensitivity of W to cost, per unit of cost (I)."""
+    cost_limit: float | None = None
+    """c_lim of W. None: the suite's middle budget, or 40 without a task (I)."""
+    max_weight: float = 10.0
+    """W is divided by its mean under the sampler, then clipped here (I)."""
+    expert_fraction: float = 0.1
+    """Share of trajectories, by return, in the expert subset of `rdt` and `rvdt` (I)."""
+
+    # Optimisation of the policy.
+    total_steps: int = 200_000
+    """Gradient steps (P)."""
+    learning_rate: float = 1e-4
+    """AdamW (P: Adam, which `weight_decay=0` gives)."""
+    weight_decay: float = 1e-4
+    """(C)"""
+    warmup_steps: int = 500
+    """Linear warm-up of the learning rate (C)."""
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    """(P)"""
+    max_grad_norm: float = 0.25
+    """Gradient clipping (P)."""
+    entropy_bonus: bool = True
+    """Entropy with a learnt temperature, as C. The paper's objective has none."""
+    initial_temperature: float = 0.1
+    """(C)"""
+
+    # Critics.
+    critic_layers: int = 4
+    """Linear layers (P)."""
+    critic_width: int = 128
+    """Hidden units (P)."""
+    critic_learning_rate: float = 5e-5
+    """Adam (P)."""
+    critic_max_grad_norm: float = 0.25
+    """Gradient clipping (P)."""
+    target_rate: float = 0.01
+    """Soft update of the target networks (P)."""
+    discount: float = 0.99
+    """Of the reward critic (I)."""
+    cost_discount: float = 0.99
+    """Of the cost critic (I)."""
+    cost_reduction: CostReduction = "max"
+    """Which twin the cost target takes: max is pessimistic about cost (I)."""
+    critic_start: float = 0.25
+    """Share of training after which critics, their terms and lambda begin (P: 50k of 200k)."""
+
+    # Critic terms of the policy loss.
+    eta: float = 0.3
+    """Coefficient of Q guidance; grid {0.1, 0.3, 0.5} (P)."""
+    kappa: float = 10.0
+    """Reference cost level of dual ascent (P)."""
+    kappa_mode: KappaMode = "critic"
+    """`critic`: kappa is compared with the critic's mean (P). `episode`: with an episode's cost."""
+    lambda_step: float = 3e-4
+    """Step of dual ascent (P)."""
+    lambda_max: float = 5.0
+    """Cap of lambda (I)."""
+
+    # Deployment.
+    ctg_floor: float | None = None
+    """Smallest CTG token at deployment; None lets it go below zero (C)."""
+    target_quantile: float = 0.9
+    """Quantile of returns within the budget that `target_return="auto"` asks for (I)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their rules before anything is trained."""
+        for name in (
+            "n_layers", "n_heads", "embedding_size", "context_length", "batch_size", "total_steps",
+            "critic_width",
+        ):  # fmt: skip
+            _require(self, name, getattr(self, name) >= 1, ">= 1")
+        _require(self, "critic_layers", self.critic_layers >= 2, ">= 2")
+        _require(self, "warmup_steps", self.warmup_steps >= 0, ">= 0")
+        for name in ("dropout", "attention_dropout"):
+            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        for name in ("discount", "cost_discount"):
+            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
+        for name in ("critic_start", "target_rate", "expert_fraction", "target_quantile"):
+            _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
+        for name in (
+            "learning_rate", "critic_learning_rate", "max_grad_norm", "critic_max_grad_norm",
+            "max_weight", "initial_temperature",
+        ):  # fmt: skip
+            _require(self, name, getattr(self, name) > 0, "> 0")
+        for name in ("alpha", "gamma", "eta", "kappa", "lambda_step", "lambda_max", "weight_decay"):
+            _require(self, name, getattr(self, name) >= 0, ">= 0")
+        for name in ("rtg_scale", "ctg_scale"):
+            value = getattr(self, name)
+            _require(self, name, value is None or value > 0, "> 0 or None")
+        _require(self, "log_std_range", self.log_std_range[0] < self.log_std_range[1], "low < high")
+        _require(
+            self,
+            "embedding_size",
+            self.embedding_size % self.n_heads == 0,
+            f"a multiple of n_heads ({self.n_heads})",
+        )
+        for name, kind in (
+            ("weighting", Weighting),
+            ("sampling", Sampling),
+            ("kappa_mode", KappaMode),
+            ("ctg_shape", TokenShape),
+            ("cost_reduction", CostReduction),
+        ):
+            _require(self, name, getattr(self, name) in get_args(kind), f"one of {get_args(kind)}")
+
+    @property
+    def uses_critics(self) -> bool:
+        """Whether any critic term acts."""
+        return self.q_guidance or self.cost_penalty
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as stored in a checkpoint."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Config:
+        """The inverse of `to_dict` after a trip through JSON."""
+        known = {field.name for field in fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown:
+            raise InvalidArgumentError(f"Unknown config fields: {unknown}.")
+        plain: dict[str, Any] = {
+            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
+        }
+        return cls(**plain)
+
+
+def _require(config: Config, name: str, holds: bool, rule: str) -> None:
+    if not holds:
+        raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper": {},
+    "cpu": {
+        "n_layers": 2,
+        "n_heads": 4,
+        "embedding_size": 64,
+        "batch_size": 256,
+        "total_steps": 5_000,
+        "learning_rate": 5e-4,
+        "critic_learning_rate": 5e-4,
+        "warmup_steps": 200,
+        "dropout": 0.1,
+        "attention_dropout": 0.0,
+    },
+    "tiny": {
+        "n_layers": 2,
+        "n_heads": 2,
+        "embedding_size": 32,
+        "context_length": 5,
+        "batch_size": 128,
+        "total_steps": 2_000,
+        "learning_rate": 1e-3,
+        "critic_learning_rate": 1e-3,
+        "critic_width": 64,
+        "warmup_steps": 100,
+        "dropout": 0.0,
+        "attention_dropout": 0.0,
+    },
+}
+"""Sizes: `paper` as published, `cpu` trains in minutes on two cores, `tiny` is for tests."""
+
+_PLAIN = {"weighting": "none", "q_guidance": False, "cost_penalty": False}
+_WQDT = {"cost_penalty": False}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dt": {**_PLAIN, "cost_token": False},
+    "qt": {**_PLAIN, "cost_token": False, "q_guidance": True},
+    "rdt": {**_PLAIN, "cost_token": False, "weighting": "expert"},
+    "rvdt": {**_PLAIN, "cost_token": False, "weighting": "expert", "q_guidance": True},
+    "cdt": {**_PLAIN},
+    "wqdt": _WQDT,
+    "tvcdt": _WQDT,
+    "wcdt": {"q_guidance": False},
+    "qcdt": {"weighting": "none"},
+    "rcdt": {},
+}
+"""The paper's variants as settings of the one class; `tvcdt` is another name of `wqdt`."""
+
+
+def make_config(preset: str = "paper", variant: str = "rcdt", **overrides: Any) -> Config:
+    """A preset's sizes, a variant's components, then the given fields on top.
+
+    Raises:
+        InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
+    """
+    if preset not in PRESETS:
+        raise InvalidArgumentError(f"`preset` must be one of {tuple(PRESETS)}, got {preset!r}.")
+    name = variant.lower()
+    if name not in VARIANTS:
+        raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
+    known = {field.name for field in fields(Config)}
+    unknown = sorted(set(overrides) - known)
+    if unknown:
+        raise InvalidArgumentError(
+            f"Unknown config fields: {unknown}. `rcdt_agent.config.Config` lists them."
+        )
+    return replace(Config(), **{**PRESETS[preset], **VARIANTS[name], "variant": name, **overrides})

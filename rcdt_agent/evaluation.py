@@ -1,0 +1,324 @@
+"""Rollouts at every cost budget, in parallel environments, and the report of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
+from tqdm.auto import tqdm
+
+from rcdt_agent.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rcdt_agent.agent import RCDT
+
+Env = gym.Env[Any, Any]
+EnvSource = str | Env | Callable[[], Env] | None
+Floats = npt.NDArray[np.float64]
+
+_BOOTSTRAP = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetResult:
+    """What happened at one budget.
+
+    Attributes:
+        budget: The cost budget.
+        target_return: The return that was asked for.
+        returns: Return of each episode.
+        costs: Cost of each episode.
+        mean_return: Mean of `returns`.
+        mean_cost: Mean of `costs`.
+        return_interval: 95 % bootstrap interval of the mean return.
+        cost_interval: 95 % bootstrap interval of the mean cost.
+        normalized_return: Mean return scaled by the reference range.
+        normalized_cost: Mean cost / budget; None for a budget of zero.
+        passed: Mean cost <= budget.
+        over_budget: Share of episodes that cost more than the budget.
+    """
+
+    budget: float
+    target_return: float
+    returns: tuple[float, ...]
+    costs: tuple[float, ...]
+    mean_return: float
+    mean_cost: float
+    return_interval: tuple[float, float]
+    cost_interval: tuple[float, float]
+    normalized_return: float
+    normalized_cost: float | None
+    passed: bool
+    over_budget: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetReport:
+    """An agent's results at every budget.
+
+    Attributes:
+        env: What was evaluated on.
+        seed: Episode e of every budget was reset with `seed + e`.
+        return_range: The returns that normalise to 0 and 1.
+        range_source: Where that range is from, always named.
+        results: One entry a budget, in the order asked for.
+    """
+
+    env: str
+    seed: int
+    return_range: tuple[float, float]
+    range_source: str
+    results: tuple[BudgetResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every budget was kept on average."""
+        return all(result.passed for result in self.results)
+
+    def as_table(self) -> str:
+        """A plain-text table."""
+        head = (
+            f"{'budget':>8} {'return':>18} {'cost':>18} {'norm. return':>13} {'norm. cost':>11} "
+            f"{'kept':>5} {'episodes over':>14}"
+        )
+        lines = [head]
+        for r in self.results:
+            half_return = (r.return_interval[1] - r.return_interval[0]) / 2
+            half_cost = (r.cost_interval[1] - r.cost_interval[0]) / 2
+            cost = "-" if r.normalized_cost is None else f"{r.normalized_cost:.2f}"
+            lines.append(
+                f"{r.budget:>8g} {r.mean_return:>10.2f} ± {half_return:<5.2f} "
+                f"{r.mean_cost:>10.2f} ± {half_cost:<5.2f} {r.normalized_return:>13.3f} "
+                f"{cost:>11} {'yes' if r.passed else 'no':>5} {r.over_budget:>14.0%}"
+            )
+        episodes = len(self.results[0].returns)
+        lines.append(
+            f"{self.env}: {episodes} episodes a budget, seed {self.seed}, 95 % bootstrap "
+            f"intervals; returns normalised by {self.range_source}."
+        )
+        return "\n".join(lines)
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The whole report as JSON, also written to `path` if given."""
+        text = json.dumps({**asdict(self), "passed": self.passed}, indent=2)
+        if path is not None:
+            target = Path(path)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text + "\n")
+        return text
+
+
+def evaluate_budgets(
+    agent: RCDT,
+    env: EnvSource = None,
+    budgets: Sequence[float] | None = None,
+    *,
+    n_episodes: int = 20,
+    seed: int = 0,
+    n_envs: int | None = None,
+    subprocesses: bool | None = None,
+    target_return: Any = "auto",
+    deterministic: bool = True,
+    progress_bar: bool = False,
+) -> BudgetReport:
+    """Roll a policy out at every budget.
+
+    Every episode has its own seed, the same at every budget, whatever the number of environments:
+    the report does not depend on how it was computed.
+
+    Args:
+        agent: A trained agent.
+        env: A task or environment id, a function that makes one, one environment (used alone, in
+            this process), or None for the agent's task.
+        budgets: Cost budgets; default: those of the agent's task.
+        n_episodes: Episodes a budget.
+        seed: Episode e is reset with `seed + e`.
+        n_envs: Environments side by side; default: 16 in this process, or one a core.
+        subprocesses: Run each environment in a process of its own; default: for simulators.
+        target_return: `auto`, `paper` or a number, for all budgets.
+        deterministic: Take the mean action.
+        progress_bar: Show finished episodes.
+    """
+    make, name, simulator = _env_maker(agent, env)
+    if budgets is None:
+        if agent.task is None:
+            raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
+        budgets = agent.task.budgets
+    if n_episodes < 1 or not len(budgets):
+        raise InvalidArgumentError("`n_episodes` must be >= 1 and `budgets` must not be empty.")
+    assert agent.targets is not None
+    targets = [agent.targets.resolve(budget, target_return) for budget in budgets]
+    jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
+    alone = isinstance(env, gym.Env)
+    apart = simulator if subprocesses is None else subprocesses
+    n = 1 if alone else min(n_envs or (_cores() if apart else 16), len(jobs))
+    queues = [jobs[i::n] for i in range(n)]
+    seeds = [[seed + episode for _, episode in queue] for queue in queues]
+    makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
+    venv: VecEnv = SubprocVecEnv(makers) if apart and not alone else DummyVecEnv(makers)
+    try:
+        returns, costs = _run(
+            agent, venv, queues, np.array(budgets), np.array(targets), n_episodes, deterministic,
+            progress_bar,
+        )  # fmt: skip
+    finally:
+        if not alone:
+            venv.close()
+    low, high, source = _reference(agent)
+    results = tuple(
+        _summarize(budget, target, returns[i], costs[i], (low, high), seed)
+        for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
+    )
+    return BudgetReport(
+        env=name, seed=seed, return_range=(low, high), range_source=source, results=results
+    )
+
+
+class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Resets with the next seed of a list, however the vector environment resets."""
+
+    def __init__(self, env: Env, seeds: Sequence[int]) -> None:
+        super().__init__(env)
+        self._seeds = list(seeds)
+
+    @classmethod
+    def around(cls, make: Callable[[], Env], seeds: Sequence[int]) -> _SeededEpisodes:
+        return cls(make(), seeds)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        own = self._seeds.pop(0) if self._seeds else None
+        return self.env.reset(seed=own, options=options)
+
+    def step(self, action: Any) -> Any:
+        values: Any = self.env.step(action)
+        if len(values) == 6:
+            obs, reward, cost, terminated, truncated, info = values
+            return obs, reward, terminated, truncated, {**info, "cost": cost}
+        if "cost" not in values[4]:
+            raise InvalidArgumentError(
+                f"The environment reported no cost: `info` holds {sorted(values[4])}."
+            )
+        return values
+
+
+def _run(
+    agent: RCDT,
+    venv: VecEnv,
+    queues: list[list[tuple[int, int]]],
+    budgets: Floats,
+    targets: Floats,
+    n_episodes: int,
+    deterministic: bool,
+    progress_bar: bool,
+) -> tuple[Floats, Floats]:
+    """(budgets, episodes) returns and costs of all jobs; environment i works off queue i."""
+    n = len(queues)
+    returns, costs = np.zeros((2, len(budgets), n_episodes))
+    place = np.zeros(n, dtype=int)
+    current = np.array([queue[0][0] for queue in queues])
+    active = np.ones(n, dtype=bool)
+    state = agent.begin(n, cost_budget=budgets[current], target_return=targets[current])
+    starts = np.zeros(n, dtype=bool)
+    obs: Any = venv.reset()
+    with tqdm(total=returns.size, disable=not progress_bar, unit="episode", leave=False) as bar:
+        while active.any():
+            actions, state = agent.predict(obs, state, starts, deterministic)
+            obs, rewards, dones, infos = venv.step(actions)
+            step_costs = np.array([float(info["cost"]) for info in infos])
+            state = state.observe(rewards, step_costs)
+            starts = dones.copy()
+            for i in np.flatnonzero(dones & active):
+                budget, episode = queues[i][place[i]]
+                returns[budget, episode] = state.total_return[i]
+                costs[budget, episode] = state.total_cost[i]
+                bar.update()
+                place[i] += 1
+                active[i] = place[i] < len(queues[i])
+                if active[i]:
+                    current[i] = queues[i][place[i]][0]
+            if dones.any():
+                state = state.with_targets(targets[current], budgets[current])
+    return returns, costs
+
+
+def _summarize(
+    budget: float,
+    target: float,
+    returns: Floats,
+    costs: Floats,
+    return_range: tuple[float, float],
+    seed: int,
+) -> BudgetResult:
+    low, high = return_range
+    mean_return, mean_cost = float(returns.mean()), float(costs.mean())
+    return BudgetResult(
+        budget=float(budget),
+        target_return=float(target),
+        returns=tuple(map(float, returns)),
+        costs=tuple(map(float, costs)),
+        mean_return=mean_return,
+        mean_cost=mean_cost,
+        return_interval=bootstrap_interval(returns, seed),
+        cost_interval=bootstrap_interval(costs, seed),
+        normalized_return=(mean_return - low) / (high - low),
+        normalized_cost=mean_cost / budget if budget > 0 else None,
+        passed=bool(mean_cost <= budget),
+        over_budget=float(np.mean(costs > budget)),
+    )
+
+
+def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
+    """95 % percentile bootstrap interval of the mean."""
+    rng = np.random.default_rng(seed)
+    draws = rng.integers(0, len(values), (_BOOTSTRAP, len(values)))
+    low, high = np.quantile(np.asarray(values)[draws].mean(1), [0.025, 0.975])
+    return float(low), float(high)
+
+
+def _reference(agent: RCDT) -> tuple[float, float, str]:
+    """The range that normalises returns, and its name."""
+    assert agent.targets is not None
+    published = agent.trained_on_published_data
+    if agent.task is not None and published:
+        return *agent.task.return_range, f"DSRL's published range of {agent.task.name}"
+    low, high = float(agent.targets.returns.min()), float(agent.targets.returns.max())
+    return low, high if high > low else low + 1.0, "the training data's own range"
+
+
+def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, bool]:
+    """A function that makes the environment, its name, and whether it is a simulator."""
+    from rcdt_agent.errors import UnknownTaskError
+    from rcdt_agent.tasks.registry import get_task
+    from rcdt_agent.tasks.simulators import make_env
+
+    if env is None:
+        if agent.task is None:
+            raise InvalidArgumentError("`env` must be given for an agent without a DSRL task.")
+        return partial(make_env, agent.task.id), agent.task.id, True
+    if isinstance(env, str):
+        try:
+            task = get_task(env)
+            return partial(make_env, task.id), task.id, True
+        except UnknownTaskError:
+            if env not in gym.registry:
+                raise
+            return partial(gym.make, env), env, False
+    if isinstance(env, gym.Env):
+        return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), False
+    return env, getattr(env, "__name__", "environment"), False
+
+
+def _cores() -> int:
+    import os
+
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,390 @@
+"""One gradient step of Algorithm 1: critics, policy, dual ascent, targets."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rcdt_agent import losses
+from rcdt_agent.config import Config
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.sampler import Batch, WindowSampler, normalize_weights
+from rcdt_agent.errors import TrainingError
+from rcdt_agent.networks.critics import TwinCritic, soft_update
+from rcdt_agent.networks.transformer import PolicyTransformer
+from rcdt_agent.scaling import Scaling
+
+
+@dataclass(frozen=True)
+class PolicyInputs:
+    """A window as the networks see it: scaled, (B, T, ...)."""
+
+    obs: Tensor
+    actions: Tensor
+    rtg: Tensor
+    ctg: Tensor
+    timesteps: Tensor
+
+
+class Learner:
+    """Holds the networks and their optimisers and applies Algorithm 1 of the paper.
+
+    All randomness comes from the sampler's generator, the learner's own, and (for dropout) torch's
+    global state, which whoever drives the learner seeds and stores.
+    """
+
+    def __init__(
+        self,
+        dataset: TrajectoryDataset,
+        config: Config,
+        scaling: Scaling,
+        *,
+        episode_length: int,
+        cost_limit: float,
+        device: torch.device | str = "cpu",
+        seed: int = 0,
+    ) -> None:
+        """Make networks and sampler.
+
+        Args:
+            dataset: Training data; its observations and actions are scaled once, here.
+            config: Settings.
+            scaling: How observations, actions and tokens are scaled.
+            episode_length: Longest episode, for the timestep embedding.
+            cost_limit: c_lim of the trajectory weights.
+            device: Where everything lives.
+            seed: Of weights, batches and noise.
+        """
+        torch.manual_seed(seed)
+        self.config = config
+        self.scaling = scaling
+        self.device = torch.device(device)
+        self.step_count = 0
+        self.critic_start_step = round(config.critic_start * config.total_steps)
+        self.policy = make_policy(
+            dataset.observation_size, dataset.action_size, config, episode_length
+        ).to(self.device)
+        self.policy_optimizer = torch.optim.AdamW(
+            self.policy.parameters(),
+            lr=config.learning_rate,
+            betas=config.adam_betas,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.temperature = torch.tensor(config.initial_temperature, device=self.device)
+        self.log_temperature = self.temperature.log().requires_grad_()
+        self.temperature_optimizer = torch.optim.Adam(
+            [self.log_temperature], lr=config.learning_rate, betas=config.adam_betas
+        )
+        self.target_entropy = -float(dataset.action_size)
+        self.lmbda = torch.zeros((), device=self.device)
+        self.episode_factor = losses.episode_cost_factor(config.cost_discount, episode_length)
+        self.reward_critic, self.cost_critic = (
+            make_critic(dataset, values, discount, config).to(self.device)
+            for values, discount in (
+                (dataset.step_rewards, config.discount),
+                (dataset.step_costs, config.cost_discount),
+            )
+        )
+        self.reward_target, self.cost_target = (
+            copy.deepcopy(critic).requires_grad_(False)
+            for critic in (self.reward_critic, self.cost_critic)
+        )
+        self.critic_optimizers = [
+            torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, fused=True)
+            for critic in (self.reward_critic, self.cost_critic)
+        ]
+        self.sampler = WindowSampler(
+            scaling.scale_dataset(dataset),
+            context_length=config.context_length,
+            batch_size=config.batch_size,
+            sampling=config.sampling,
+            cost_ceiling=config.cost_ceiling,
+            device=self.device,
+            seed=seed,
+        )
+        weights = dataset_weights(dataset, config, cost_limit)
+        probabilities = torch.from_numpy(self.sampler.probabilities)
+        self.sampler.set_weights(normalize_weights(weights, probabilities, config.max_weight))
+        self.generator = torch.Generator(device=self.device)
+        self.generator.manual_seed(seed + 1)
+        self._sums: dict[str, Tensor] = {}
+        self._counts: dict[str, int] = {}
+
+    @property
+    def critics_active(self) -> bool:
+        """Whether critics, their terms and lambda have begun."""
+        return self.config.uses_critics and self.step_count >= self.critic_start_step
+
+    def step(self) -> None:
+        """Draw a batch and apply one iteration of Algorithm 1."""
+        batch = self.sampler.sample()
+        active = self.critics_active
+        if active:
+            self.critic_step(batch)
+        self.policy_step(batch, with_critics=active)
+        if active:
+            soft_update(self.reward_target, self.reward_critic, self.config.target_rate)
+            soft_update(self.cost_target, self.cost_critic, self.config.target_rate)
+        self.step_count += 1
+
+    def critic_step(self, batch: Batch) -> None:
+        """Fit both critics to their TD targets on every real transition of the windows."""
+        config = self.config
+        with torch.no_grad():
+            next_actions = self.next_actions(batch)
+            q_next = self.reward_target(batch.next_obs, next_actions).amin(0)
+            c_twins = self.cost_target(batch.next_obs, next_actions)
+            c_next = c_twins.amax(0) if config.cost_reduction == "max" else c_twins.amin(0)
+            # A cost-to-go is never negative; clipping keeps early errors from feeding back.
+            c_next = c_next.clamp(min=0.0)
+            targets = (
+                losses.td_target(batch.rewards, q_next, batch.terminals, config.discount),
+                losses.td_target(batch.costs, c_next, batch.terminals, config.cost_discount),
+            )
+        for name, critic, optimizer, target in zip(
+            ("q", "cost"),
+            (self.reward_critic, self.cost_critic),
+            self.critic_optimizers,
+            targets,
+            strict=True,
+        ):
+            values = critic(batch.obs, batch.actions)
+            unit = critic.scale
+            loss = losses.td_loss(values / unit, target / unit, batch.next_known)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            norm = nn.utils.clip_grad_norm_(critic.parameters(), config.critic_max_grad_norm)
+            optimizer.step()
+            self._record(f"{name}_loss", loss)
+            self._record(f"{name}_grad_norm", norm)
+            self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
+
+    def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
+        """Minimise the policy's objective once, then move lambda."""
+        config = self.config
+        inputs = self.inputs(batch)
+        self.policy.train()
+        mean, log_std = self.policy(
+            inputs.obs, inputs.actions, inputs.rtg, inputs.ctg, inputs.timesteps
+        )
+        log_prob = losses.gaussian_log_prob(batch.actions, mean, log_std)
+        loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
+        entropy = losses.masked_mean(losses.gaussian_entropy(log_std), batch.mask)
+        if config.entropy_bonus:
+            loss = loss - self.log_temperature.exp().detach() * entropy
+        cost_estimate = None
+        if with_critics:
+            noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
+            actions = (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
+            if config.q_guidance:
+                first, second = self._frozen(self.reward_critic, batch.obs, actions)
+                swap = torch.rand((), generator=self.generator, device=self.device) < 0.5
+                q_a, q_b = torch.where(swap, second, first), torch.where(swap, first, second)
+                guidance = losses.q_guidance(q_a, q_b, batch.mask)
+                loss = loss - config.eta * guidance
+                self._record("q_policy", losses.masked_mean(q_a.detach(), batch.mask))
+            if config.cost_penalty:
+                twins = self._frozen(self.cost_critic, batch.obs, actions)
+                worst = twins.amax(0) if config.cost_reduction == "max" else twins.amin(0)
+                cost_estimate = losses.cost_penalty(worst, batch.mask)
+                loss = loss + self.lmbda * cost_estimate
+        self.policy_optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        rate = config.learning_rate * min(1.0, (self.step_count + 1) / (config.warmup_steps + 1))
+        self.policy_optimizer.param_groups[0]["lr"] = rate
+        self.policy_optimizer.step()
+        if config.entropy_bonus:
+            self._temperature_step(entropy)
+        if cost_estimate is not None:
+            self._dual_step(cost_estimate.detach())
+        self._record("loss", loss)
+        self._record("nll", -losses.masked_mean(log_prob.detach(), batch.mask))
+        self._record("weighted_nll", nll)
+        self._record("entropy", entropy)
+        self._record("grad_norm", norm)
+        self._record(
+            "weight_ess",
+            batch.weights.sum() ** 2 / batch.weights.square().sum() / len(batch.weights),
+        )
+
+    def inputs(self, batch: Batch) -> PolicyInputs:
+        """The batch as the policy sees it; observations and actions are scaled already."""
+        return PolicyInputs(
+            obs=batch.obs,
+            actions=batch.actions,
+            rtg=self.scaling.rtg_token(batch.rtg),
+            ctg=self.scaling.ctg_token(batch.ctg),
+            timesteps=batch.timesteps,
+        )
+
+    @torch.no_grad()
+    def next_actions(self, batch: Batch) -> Tensor:
+        """(B, T, A) the policy's own sampled action after each step of the windows.
+
+        The window moves on by one step: its states are the next observations, its tokens what is
+        left after the step. The last action token is not known and, by causality, not looked at.
+        """
+        self.policy.eval()
+        actions = torch.cat((batch.actions[:, 1:], torch.zeros_like(batch.actions[:, :1])), dim=1)
+        mean, log_std = self.policy(
+            batch.next_obs,
+            actions,
+            self.scaling.rtg_token(batch.rtg - batch.rewards),
+            self.scaling.ctg_token(batch.ctg - batch.costs),
+            batch.timesteps + 1,
+        )
+        noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
+        sampled: Tensor = (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
+        return sampled
+
+    def metrics(self) -> dict[str, float]:
+        """Means since the last call, fetched from the device at once.
+
+        Raises:
+            TrainingError: One of them is not finite; the message names the first.
+        """
+        if not self._sums:
+            return {}
+        names = list(self._sums)
+        values = torch.stack([self._sums[name] / self._counts[name] for name in names]).tolist()
+        means = dict(zip(names, values, strict=True))
+        means["lambda"] = float(self.lmbda)
+        means["temperature"] = float(self.log_temperature.detach().exp())
+        self._sums, self._counts = {}, {}
+        bad = [name for name, value in means.items() if not np.isfinite(value)]
+        if bad:
+            raise TrainingError(
+                f"Training stopped at step {self.step_count}: `{bad[0]}` is {means[bad[0]]} "
+                f"(not finite: {', '.join(bad)}). A smaller learning rate may help."
+            )
+        return means
+
+    def state(self) -> dict[str, Any]:
+        """Tensors and numbers from which training continues bit for bit."""
+        return {
+            "modules": {name: module.state_dict() for name, module in self._modules().items()},
+            "optimizers": {name: opt.state_dict() for name, opt in self._optimizers().items()},
+            "lmbda": self.lmbda,
+            "log_temperature": self.log_temperature.detach(),
+            "sampler": self.sampler.state_dict()["generator"],
+            "generator": self.generator.get_state(),
+            "step_count": self.step_count,
+            "critic_start_step": self.critic_start_step,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for name, module in self._modules().items():
+            module.load_state_dict(state["modules"][name])
+        for name, optimizer in self._optimizers().items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        self.lmbda = state["lmbda"].to(self.device)
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        self.sampler.load_state_dict({"generator": state["sampler"]})
+        self.generator.set_state(state["generator"])
+        self.step_count = int(state["step_count"])
+        self.critic_start_step = int(state["critic_start_step"])
+
+    def _modules(self) -> dict[str, nn.Module]:
+        return {
+            "policy": self.policy,
+            "reward_critic": self.reward_critic,
+            "cost_critic": self.cost_critic,
+            "reward_target": self.reward_target,
+            "cost_target": self.cost_target,
+        }
+
+    def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        reward, cost = self.critic_optimizers
+        return {
+            "policy": self.policy_optimizer,
+            "temperature": self.temperature_optimizer,
+            "reward_critic": reward,
+            "cost_critic": cost,
+        }
+
+    def _frozen(self, critic: TwinCritic, obs: Tensor, actions: Tensor) -> Tensor:
+        """The critic's estimates, whose gradient reaches the actions but not the critic."""
+        parameters = {name: value.detach() for name, value in critic.named_parameters()}
+        values: Tensor = torch.func.functional_call(critic, parameters, (obs, actions))
+        return values
+
+    def _temperature_step(self, entropy: Tensor) -> None:
+        loss = self.log_temperature.exp() * (entropy.detach() - self.target_entropy)
+        self.temperature_optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.temperature_optimizer.step()
+
+    def _dual_step(self, cost_estimate: Tensor) -> None:
+        config = self.config
+        compared = cost_estimate
+        if config.kappa_mode == "episode":
+            compared = cost_estimate * self.episode_factor
+        self.lmbda = losses.dual_ascent(
+            self.lmbda,
+            compared,
+            kappa=config.kappa,
+            step_size=config.lambda_step,
+            maximum=config.lambda_max,
+        )
+        self._record("cost_policy", cost_estimate)
+        self._record("cost_estimate", compared)
+
+    def _record(self, name: str, value: Tensor) -> None:
+        """Add to a running sum on the device; nothing is fetched until `metrics`."""
+        value = value.detach()
+        self._sums[name] = self._sums[name] + value if name in self._sums else value
+        self._counts[name] = self._counts.get(name, 0) + 1
+
+
+def make_policy(
+    observation_size: int, action_size: int, config: Config, episode_length: int
+) -> PolicyTransformer:
+    """The policy network of a configuration."""
+    return PolicyTransformer(
+        observation_size,
+        action_size,
+        n_timesteps=episode_length + config.context_length,
+        n_layers=config.n_layers,
+        n_heads=config.n_heads,
+        width=config.embedding_size,
+        cost_token=config.cost_token,
+        dropout=config.dropout,
+        attention_dropout=config.attention_dropout,
+        log_std_range=config.log_std_range,
+    )
+
+
+def make_critic(
+    dataset: TrajectoryDataset, step_values: Any, discount: float, config: Config
+) -> TwinCritic:
+    """A critic whose unit is the size of the discounted sums in the data."""
+    typical = float(np.abs(step_values).mean()) / (1 - discount)
+    return TwinCritic(
+        dataset.observation_size,
+        dataset.action_size,
+        width=config.critic_width,
+        n_layers=config.critic_layers,
+        scale=max(typical, 1e-3),
+    )
+
+
+def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: float) -> Tensor:
+    """(M,) raw trajectory weights of the configuration."""
+    returns, costs = torch.from_numpy(dataset.returns), torch.from_numpy(dataset.costs)
+    if config.weighting == "return_cost":
+        return losses.trajectory_weights(
+            returns, costs, alpha=config.alpha, gamma=config.gamma, cost_limit=cost_limit
+        )
+    if config.weighting == "expert":
+        threshold = torch.quantile(returns, 1 - config.expert_fraction)
+        return losses.expert_weights(returns >= threshold, config.alpha)
+    return torch.ones(len(dataset))
