@@ -185,7 +185,7 @@ class AgentState:
         def shifted(values: Floats) -> Floats:
             if not full.any():
                 return values.copy()
-            moved = np.concatenate((values[:, 1:], np.zeros_like(values[:, :1])), axis=1)
+            moved: Floats = np.concatenate((values[:, 1:], np.zeros_like(values[:, :1])), axis=1)
             if full.all():
                 return moved
             mixed: Floats = np.asarray(

@@ -64,10 +64,11 @@ def install_simulators(
     Raises:
         SimulatorError: A step failed; the message holds the command to run by hand.
     """
-    if "bullet" in suites and sys.version_info >= (3, 12):
+    if sys.version_info >= (3, 12):
         say(
-            "Note: pybullet has no ready-made wheel for Python 3.12; it is compiled now, which "
-            "needs a C++ compiler and several minutes. Python 3.11 avoids this."
+            "Note: on Python 3.12 pybullet has no ready-made wheel (it is compiled, which needs a "
+            "C++ compiler and several minutes), and MetaDrive cannot be installed. Python 3.11 has "
+            "both."
         )
     for command in install_commands(suites, constraints=constraints):
         say(f"$ {shlex.join(command)}")
