@@ -95,10 +95,10 @@ class Learner:
             copy.deepcopy(critic).requires_grad_(False)
             for critic in (self.reward_critic, self.cost_critic)
         )
-        self.critic_optimizers = [
+        self.reward_optimizer, self.cost_optimizer = (
             torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, fused=True)
             for critic in (self.reward_critic, self.cost_critic)
-        ]
+        )
         self.sampler = WindowSampler(
             scaling.scale_dataset(dataset),
             context_length=config.context_length,
@@ -135,35 +135,22 @@ class Learner:
 
     def critic_step(self, batch: Batch) -> None:
         """Fit both critics to their TD targets on every real transition of the windows."""
-        config = self.config
-        with torch.no_grad():
-            next_actions = self.next_actions(batch)
-            q_next = self.reward_target(batch.next_obs, next_actions).amin(0)
-            c_twins = self.cost_target(batch.next_obs, next_actions)
-            c_next = c_twins.amax(0) if config.cost_reduction == "max" else c_twins.amin(0)
-            # A cost-to-go is never negative; clipping keeps early errors from feeding back.
-            c_next = c_next.clamp(min=0.0)
-            targets = (
-                losses.td_target(batch.rewards, q_next, batch.terminals, config.discount),
-                losses.td_target(batch.costs, c_next, batch.terminals, config.cost_discount),
+        next_actions = self.next_actions(batch)
+        if self.config.q_guidance:
+            with torch.no_grad():
+                following = self.reward_target(batch.next_obs, next_actions).amin(0)
+            target = losses.td_target(
+                batch.rewards, following, batch.terminals, self.config.discount
             )
-        for name, critic, optimizer, target in zip(
-            ("q", "cost"),
-            (self.reward_critic, self.cost_critic),
-            self.critic_optimizers,
-            targets,
-            strict=True,
-        ):
-            values = critic(batch.obs, batch.actions)
-            unit = critic.scale
-            loss = losses.td_loss(values / unit, target / unit, batch.next_known)
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            norm = nn.utils.clip_grad_norm_(critic.parameters(), config.critic_max_grad_norm)
-            optimizer.step()
-            self._record(f"{name}_loss", loss)
-            self._record(f"{name}_grad_norm", norm)
-            self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
+            self._fit_critic("q", self.reward_critic, self.reward_optimizer, batch, target)
+        if self.config.cost_penalty:
+            with torch.no_grad():
+                following = self._worse_cost(self.cost_target(batch.next_obs, next_actions))
+            # A cost-to-go is never negative; clipping keeps early errors from feeding back.
+            target = losses.td_target(
+                batch.costs, following.clamp(min=0.0), batch.terminals, self.config.cost_discount
+            )
+            self._fit_critic("cost", self.cost_critic, self.cost_optimizer, batch, target)
 
     def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
         """Minimise the policy's objective once, then move lambda."""
@@ -190,9 +177,8 @@ class Learner:
                 loss = loss - config.eta * guidance
                 self._record("q_policy", losses.masked_mean(q_a.detach(), batch.mask))
             if config.cost_penalty:
-                twins = self._frozen(self.cost_critic, batch.obs, actions)
-                worst = twins.amax(0) if config.cost_reduction == "max" else twins.amin(0)
-                cost_estimate = losses.cost_penalty(worst, batch.mask)
+                worse = self._worse_cost(self._frozen(self.cost_critic, batch.obs, actions))
+                cost_estimate = losses.cost_penalty(worse, batch.mask)
                 loss = loss + self.lmbda * cost_estimate
         self.policy_optimizer.zero_grad(set_to_none=True)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -303,13 +289,35 @@ class Learner:
         }
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        reward, cost = self.critic_optimizers
         return {
             "policy": self.policy_optimizer,
             "temperature": self.temperature_optimizer,
-            "reward_critic": reward,
-            "cost_critic": cost,
+            "reward_critic": self.reward_optimizer,
+            "cost_critic": self.cost_optimizer,
         }
+
+    def _fit_critic(
+        self,
+        name: str,
+        critic: TwinCritic,
+        optimizer: torch.optim.Optimizer,
+        batch: Batch,
+        target: Tensor,
+    ) -> None:
+        """One step of a critic towards its TD target, in the critic's own unit."""
+        values = critic(batch.obs, batch.actions)
+        loss = losses.td_loss(values / critic.scale, target / critic.scale, batch.next_known)
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = nn.utils.clip_grad_norm_(critic.parameters(), self.config.critic_max_grad_norm)
+        optimizer.step()
+        self._record(f"{name}_loss", loss)
+        self._record(f"{name}_grad_norm", norm)
+        self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
+
+    def _worse_cost(self, twins: Tensor) -> Tensor:
+        """The twin that the configuration believes: (2, ...) -> (...,)."""
+        return twins.amax(0) if self.config.cost_reduction == "max" else twins.amin(0)
 
     def _frozen(self, critic: TwinCritic, obs: Tensor, actions: Tensor) -> Tensor:
         """The critic's estimates, whose gradient reaches the actions but not the critic."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-import torch
 from test_cli import rcdt
 
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.inspection import guess_task, inspect_file
-from rcdt_agent.losses import alignment_bound, expert_weights, trajectory_weights
 from rcdt_agent.tasks.speed_limit import record_drivers
 
 
@@ -66,28 +63,3 @@ def test_command_refuses_a_broken_file(tmp_path):
     assert "not an HDF5 file" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out.png").exists()
-
-
-def test_trajectory_weights_by_hand():
-    weights = trajectory_weights(
-        torch.tensor([0.0, 50.0, 100.0]),
-        torch.tensor([20.0, 20.0, 30.0]),
-        alpha=2.0,
-        gamma=0.1,
-        cost_limit=20.0,
-    )
-    expected = [0.5, np.exp(1.0) * 0.5, np.exp(2.0) / (1 + np.exp(1.0))]
-    np.testing.assert_allclose(weights, expected, rtol=1e-6)
-    equal = trajectory_weights(torch.ones(3), torch.zeros(3), alpha=1.0, gamma=0.1, cost_limit=0.0)
-    np.testing.assert_allclose(equal, 0.5)  # equal returns: no division by zero
-
-
-def test_expert_weights_by_hand():
-    assert expert_weights(torch.tensor([True, False]), 3.0).tolist() == [4.0, 1.0]
-
-
-def test_alignment_bound_by_hand():
-    assert alignment_bound(0.01, 0.5, 10) == pytest.approx(0.01 * 4 * 100)
-    assert alignment_bound(0.01, 0.5, 10, constant=3.0) == pytest.approx(12.0)
-    assert alignment_bound(0.01, 0.0, 10) == np.inf
-    assert alignment_bound(0.0, 0.5, 10) == 0.0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 TWINS = 2
 
@@ -25,6 +25,35 @@ class TwinLinear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply each twin to its own input."""
         return torch.baddbmm(self.bias, x, self.weight)
+
+
+class _Mish(torch.autograd.Function):
+    """Mish through one exponential, with its derivative kept: several times faster on CPUs.
+
+    With e = exp(x) and n = e (e + 2): mish(x) = x n / (n + 2), and its derivative is
+    n / (n + 2) + 4 x e (e + 1) / (n + 2)^2.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        e = x.clamp(max=20.0).exp_()  # beyond, mish(x) = x to float32's precision
+        n = e * (e + 2)
+        gate = n / (n + 2)
+        if ctx.needs_input_grad[0]:
+            slope = (e * (e + 1)).mul_(x).mul_(4).div_((n + 2).square_())
+            ctx.save_for_backward(slope.add_(gate))
+        return x * gate
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        (slope,) = ctx.saved_tensors
+        return grads[0] * slope
+
+
+def mish(x: Tensor) -> Tensor:
+    """`torch.nn.functional.mish`, faster."""
+    y: Tensor = _Mish.apply(x)  # type: ignore[no-untyped-call]
+    return y
 
 
 class TwinCritic(nn.Module):
@@ -56,7 +85,7 @@ class TwinCritic(nn.Module):
         leading = x.shape[:-1]
         x = x.reshape(1, -1, x.shape[-1]).expand(TWINS, -1, -1)
         for layer in self.layers[:-1]:
-            x = F.mish(layer(x))
+            x = mish(layer(x))
         x = self.layers[-1](x)  # (2, B, 1)
         values: Tensor = self.scale * x.view(TWINS, *leading)
         return values

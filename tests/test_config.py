@@ -1,0 +1,84 @@
+"""Settings: presets, variants, and values outside their rules."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from rcdt_agent.config import PRESETS, VARIANTS, Config, make_config
+from rcdt_agent.errors import InvalidArgumentError
+
+
+def test_paper_preset_is_the_papers():
+    config = make_config("paper")
+    assert (config.n_layers, config.n_heads, config.embedding_size) == (3, 8, 128)
+    assert (config.context_length, config.batch_size, config.total_steps) == (10, 2048, 200_000)
+    assert (config.learning_rate, config.critic_learning_rate) == (1e-4, 5e-5)
+    assert (config.target_rate, config.lambda_step, config.kappa) == (0.01, 3e-4, 10)
+    assert (config.critic_layers, config.critic_width, config.dropout) == (4, 128, 0.1)
+    assert config.critic_start * config.total_steps == 50_000
+
+
+@pytest.mark.parametrize(
+    ("variant", "components"),
+    [  # cost token, weighting, Q guidance, cost penalty: Tables 1 and 5 of the paper
+        ("dt", (False, "none", False, False)),
+        ("qt", (False, "none", True, False)),
+        ("rdt", (False, "expert", False, False)),
+        ("rvdt", (False, "expert", True, False)),
+        ("cdt", (True, "none", False, False)),
+        ("wqdt", (True, "return_cost", True, False)),
+        ("tvcdt", (True, "return_cost", True, False)),
+        ("wcdt", (True, "return_cost", False, True)),
+        ("qcdt", (True, "none", True, True)),
+        ("rcdt", (True, "return_cost", True, True)),
+    ],
+)
+def test_variants_are_the_papers(variant, components):
+    config = make_config("tiny", variant.upper())
+    found = config.cost_token, config.weighting, config.q_guidance, config.cost_penalty
+    assert found == components
+    assert config.variant == variant
+    assert variant in VARIANTS
+
+
+def test_overrides_win_and_json_round_trips():
+    config = make_config("cpu", "cdt", eta=0.5, q_guidance=True)
+    assert (config.eta, config.q_guidance, config.batch_size) == (
+        0.5,
+        True,
+        PRESETS["cpu"]["batch_size"],
+    )
+    assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("n_layers", 0, ">= 1"),
+        ("batch_size", -1, ">= 1"),
+        ("dropout", 1.0, r"in \[0, 1\)"),
+        ("discount", 1.0, r"in \[0, 1\)"),
+        ("critic_start", 1.5, r"in \[0, 1\]"),
+        ("learning_rate", 0.0, "> 0"),
+        ("eta", -0.1, ">= 0"),
+        ("kappa_mode", "month", "one of"),
+        ("weighting", "heavy", "one of"),
+        ("embedding_size", 30, "a multiple of n_heads"),
+        ("log_std_range", (2.0, -5.0), "low < high"),
+        ("ctg_scale", 0.0, "> 0 or None"),
+    ],
+)
+def test_values_outside_their_rule_are_named(field, value, rule):
+    with pytest.raises(InvalidArgumentError, match=f"`{field}` must be {rule}"):
+        make_config("paper", **{field: value})
+
+
+def test_unknown_names():
+    with pytest.raises(InvalidArgumentError, match="`preset` must be one of"):
+        make_config("huge")
+    with pytest.raises(InvalidArgumentError, match="`variant` must be one of"):
+        make_config("tiny", "ppo")
+    with pytest.raises(InvalidArgumentError, match=r"Unknown config fields: \['etta'\]"):
+        make_config("tiny", etta=1)

@@ -1,0 +1,155 @@
+"""Every equation on hand-worked numbers, and Proposition 1."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from rcdt_agent import losses
+
+MASK = torch.tensor([[True, True], [True, False]])
+
+
+def test_returns_to_go():
+    rewards = torch.tensor([1.0, 2.0, 3.0, 10.0, 20.0])
+    ends = torch.tensor([False, False, True, False, True])
+    assert losses.returns_to_go(rewards, ends).tolist() == [6, 5, 3, 30, 20]
+
+
+def test_trajectory_weights():
+    weights = losses.trajectory_weights(
+        torch.tensor([0.0, 50.0, 100.0]),
+        torch.tensor([20.0, 20.0, 30.0]),
+        alpha=2.0,
+        gamma=0.1,
+        cost_limit=20.0,
+    )
+    expected = [0.5, np.exp(1.0) * 0.5, np.exp(2.0) / (1 + np.exp(1.0))]
+    np.testing.assert_allclose(weights, expected, rtol=1e-6)
+    equal = losses.trajectory_weights(
+        torch.ones(3), torch.zeros(3), alpha=1.0, gamma=0.1, cost_limit=0.0
+    )
+    np.testing.assert_allclose(equal, 0.5)  # equal returns: no division by zero
+
+
+def test_expert_weights():
+    assert losses.expert_weights(torch.tensor([True, False]), 3.0).tolist() == [4.0, 1.0]
+
+
+def test_masked_mean_ignores_padding():
+    values = torch.tensor([[1.0, 2.0], [6.0, 1e9]])
+    assert losses.masked_mean(values, MASK) == 3.0
+    assert losses.masked_mean(values, torch.zeros_like(MASK)) == 0.0
+
+
+def test_gaussian_log_prob_and_entropy():
+    actions, mean = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, 2.0]])
+    log_std = torch.tensor([[0.0, math.log(2.0)]])
+    half_log = 0.5 * math.log(2 * math.pi)
+    by_hand = ((-0.5 - half_log) + (-math.log(2.0) - half_log)) / 2
+    assert losses.gaussian_log_prob(actions, mean, log_std).item() == pytest.approx(by_hand)
+    entropy = 0.5 * math.log(2.0) + 0.5 * math.log(2 * math.pi * math.e)
+    assert losses.gaussian_entropy(log_std).item() == pytest.approx(entropy)
+
+
+def test_weighted_nll():
+    log_prob = torch.tensor([[-1.0, -2.0], [-3.0, 1e9]])
+    # -(2 * -1 + 2 * -2 + 5 * -3) / 3
+    assert losses.weighted_nll(log_prob, torch.tensor([2.0, 5.0]), MASK).item() == 7.0
+
+
+def test_q_guidance_is_scaled_by_the_other_twin():
+    q_a = torch.tensor([[1.0, 2.0], [3.0, 1e9]], requires_grad=True)
+    q_b = torch.tensor([[-4.0, 4.0], [4.0, 1e9]], requires_grad=True)
+    value = losses.q_guidance(q_a, q_b, MASK)
+    assert value.item() == pytest.approx(2.0 / 4.0)
+    value.backward()
+    assert q_b.grad is None
+    np.testing.assert_allclose(q_a.grad, [[1 / 12, 1 / 12], [1 / 12, 0]])
+
+
+def test_cost_penalty():
+    assert losses.cost_penalty(torch.tensor([[3.0, 0.0], [6.0, 99.0]]), MASK).item() == 3.0
+
+
+def test_td_target():
+    target = losses.td_target(
+        torch.tensor([1.0, 1.0]), torch.tensor([10.0, 10.0]), torch.tensor([False, True]), 0.9
+    )
+    assert target.tolist() == [10.0, 1.0]
+
+
+def test_td_target_ignores_whatever_follows_a_terminal():
+    target = losses.td_target(
+        torch.tensor([1.0]), torch.tensor([float("nan")]), torch.tensor([True]), 0.9
+    )
+    assert target.tolist() == [1.0]
+
+
+def test_td_loss_sums_twins_and_masks():
+    values = torch.tensor([[[1.0, 0.0], [0.0, 9.0]], [[3.0, 0.0], [0.0, 9.0]]])
+    target = torch.tensor([[2.0, 0.0], [0.0, 0.0]], requires_grad=True)
+    # (1 + 1) / 3
+    assert losses.td_loss(values, target, MASK).item() == pytest.approx(2 / 3)
+
+
+def test_dual_ascent_is_projected_and_capped():
+    def step(lmbda, cost):
+        return losses.dual_ascent(
+            torch.tensor(lmbda), torch.tensor(cost), kappa=10.0, step_size=0.1, maximum=5.0
+        ).item()
+
+    assert step(1.0, 12.0) == pytest.approx(1.2)
+    assert step(1.0, 8.0) == pytest.approx(0.8)
+    assert step(0.1, 0.0) == 0.0
+    assert step(4.9, 100.0) == 5.0
+
+
+def test_episode_cost_factor():
+    # Two steps, discount 0.5: values 1.5 with two left, 1 with one left; mean 1.25 for a cost of 2.
+    assert losses.episode_cost_factor(0.5, 2) == pytest.approx(2 / 1.25)
+    assert losses.episode_cost_factor(0.0, 7) == 7.0
+    # A mean critic value of kappa = 10 is an episode cost of about 110 over 1000 steps.
+    assert 10 * losses.episode_cost_factor(0.99, 1000) == pytest.approx(111, abs=1)
+
+
+def test_alignment_bound():
+    assert losses.alignment_bound(0.01, 0.5, 10) == pytest.approx(0.01 * 4 * 100)
+    assert losses.alignment_bound(0.01, 0.5, 10, constant=3.0) == pytest.approx(12.0)
+    assert losses.alignment_bound(0.01, 0.0, 10) == np.inf
+    assert losses.alignment_bound(0.0, 0.5, 10) == 0.0
+
+
+def test_proposition_1_kl_is_a_weight():
+    """The RDT objective with KL and the weighted NLL with W = 1 + alpha have the same gradient."""
+    torch.manual_seed(0)
+    alpha, std, size_a = 1.7, 0.3, 3
+    obs, actions = torch.randn(6, 4, 5), torch.randn(6, 4, size_a)
+    is_expert = torch.tensor([True, False, False, True, False, True])
+    mask = torch.rand(6, 4) < 0.8
+    model = nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, size_a))
+
+    def gradient(loss):
+        return torch.cat(
+            [
+                g.flatten()
+                for g in torch.autograd.grad(loss, [*model.parameters()], retain_graph=True)
+            ]
+        )
+
+    policy = torch.distributions.Normal(model(obs), std)
+    expert = torch.distributions.Normal(actions, std)  # maximum likelihood on the expert's data
+    nll = -policy.log_prob(actions).mean(-1)
+    kl = torch.distributions.kl_divergence(policy, expert).mean(-1)
+    rdt = losses.masked_mean(nll, mask) + alpha * losses.masked_mean(kl * is_expert[:, None], mask)
+    log_prob = losses.gaussian_log_prob(
+        actions, model(obs), torch.full_like(actions, math.log(std))
+    )
+    weighted = losses.weighted_nll(log_prob, losses.expert_weights(is_expert, alpha), mask)
+    torch.testing.assert_close(gradient(rdt), gradient(weighted), rtol=1e-4, atol=1e-6)
+    plain = losses.weighted_nll(log_prob, torch.ones(6), mask)
+    assert not torch.allclose(gradient(plain), gradient(weighted), rtol=1e-2)
