@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,7 +11,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rcdt_agent.errors import RCDTError
+from rcdt_agent.config import PRESETS, Config, make_config
+from rcdt_agent.errors import InvalidArgumentError, RCDTError
 from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
 
 app = tyro.extras.SubcommandApp()
@@ -115,10 +117,151 @@ def inspect(
     return 0
 
 
+@app.command
+def evaluate(
+    agent: Annotated[Path, tyro.conf.Positional],
+    *,
+    env: str | None = None,
+    budgets: tuple[float, ...] = (),
+    episodes: int = 20,
+    seed: int = 0,
+    output: Path | None = None,
+) -> int:
+    """Roll a trained agent out at every cost budget and print the table.
+
+    Args:
+        agent: A run folder or a checkpoint.
+        env: A task or environment id; by default the one it was trained for.
+        budgets: Cost budgets; by default those of the task.
+        episodes: Episodes a budget.
+        seed: Episode e is reset with seed + e.
+        output: JSON file for the report; by default report.json in the run folder.
+    """
+    from rcdt_agent.agent import RCDT
+    from rcdt_agent.runs import Run, evaluate_run
+
+    is_run = agent.is_dir()
+    loaded = Run(agent).agent() if is_run else RCDT.load(agent)
+    source = env or (Run(agent).options()["data"] if is_run else "")
+    if env is not None and env.lower() not in ("speedlimit", "rcdt_agent/speedlimit-v0"):
+        report = loaded.evaluate(env, budgets or None, episodes, seed, progress_bar=True)
+    else:
+        found = evaluate_run(
+            loaded, source, budgets=budgets or None, n_episodes=episodes, seed=seed, say=_say
+        )
+        if found is None:
+            return 1
+        report = found
+    target = output or (Run(agent).report if is_run else None)
+    if target is not None:
+        report.to_json(target)
+        _say(f"Report: {target}")
+    _say(report.as_table())
+    return 0
+
+
+@app.command
+def plot(run: Annotated[Path, tyro.conf.Positional]) -> int:
+    """Draw a run: learning curves, and the agent on the data's return-cost frontier.
+
+    Args:
+        run: A run folder.
+    """
+    from rcdt_agent.runs import Run, draw_run
+
+    found = Run(run)
+    found.options()
+    written = draw_run(found)
+    _say("\n".join(map(str, written)) or "Nothing to draw yet: no log and no report.")
+    return 0
+
+
+def train(
+    data: Annotated[str | None, tyro.conf.Positional] = None,
+    *,
+    config: Annotated[Config, tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")],
+    preset: Literal["paper", "cpu", "tiny"] = "cpu",
+    dataset: Path | None = None,
+    output: Path | None = None,
+    resume: Path | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    checkpoint_every: int = 1_000,
+    evaluate: bool = True,
+    episodes: int = 20,
+) -> int:
+    """Train an agent in a run folder, evaluate it at every budget, and draw the result.
+
+    Args:
+        data: A DSRL task (its dataset is downloaded if need be), an HDF5 file, or SpeedLimit.
+        config: Settings of the agent; their defaults are the preset's and the variant's.
+        preset: Sizes: as published, for two CPU cores in minutes, or for tests.
+        dataset: An HDF5 file to use instead of the task's own.
+        output: Run folder; by default runs/<data>-<variant>-<seed>.
+        resume: Continue this run folder; nothing else needs to be said.
+        seed: The same seed gives the same agent.
+        device: auto, cpu or cuda.
+        checkpoint_every: Steps between checkpoints.
+        evaluate: Evaluate at the end, if there is a simulator.
+        episodes: Episodes a budget.
+    """
+    from rcdt_agent.runs import Run, draw_run, evaluate_run, start_run, train_run
+
+    if resume is not None:
+        run = Run(resume)
+        run.options()
+    elif data is None:
+        raise InvalidArgumentError(
+            "Say what to train on: a task, an HDF5 file or SpeedLimit; or `--resume RUN`."
+        )
+    else:
+        name = f"{Path(data).stem}-{config.variant}-{seed}"
+        run = start_run(
+            data,
+            config,
+            output or Path("runs") / name,
+            dataset=dataset,
+            seed=seed,
+            device=device,
+            checkpoint_every=checkpoint_every,
+        )
+    _say(f"Run folder: {run.folder}")
+    agent = train_run(run)
+    if evaluate:
+        report = evaluate_run(agent, run.options()["data"], n_episodes=episodes, say=_say)
+        if report is not None:
+            report.to_json(run.report)
+            _say(report.as_table())
+    for path in draw_run(run):
+        _say(f"Picture: {path}")
+    return 0
+
+
+def _say(text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def _with_train(arguments: list[str]) -> tyro.extras.SubcommandApp:
+    """Add `train`, whose options take their defaults from the preset and variant asked for."""
+    known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    known.add_argument("--preset", choices=tuple(PRESETS), default="cpu")
+    known.add_argument("--variant", default="rcdt")
+    default = make_config("cpu")
+    if arguments[:1] == ["train"]:
+        chosen, _ = known.parse_known_args(arguments[1:])
+        default = make_config(chosen.preset, chosen.variant)
+    assert train.__kwdefaults__ is not None
+    train.__kwdefaults__["config"] = default
+    app.command(train)
+    return app
+
+
 def main() -> None:
     """Entry point: run a command, print the package's own errors as one line."""
     try:
-        code = app.cli(prog="rcdt", description="Train once offline, choose the budget later.")
+        code = _with_train(sys.argv[1:]).cli(
+            prog="rcdt", description="Train once offline, choose the cost budget later."
+        )
     except RCDTError as error:
         Console(stderr=True).print(f"[bold red]error:[/] {error}", soft_wrap=True)
         sys.exit(2)

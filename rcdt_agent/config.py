@@ -23,7 +23,7 @@ class Config:
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
-    """Name of the variant, for tables; the four components below are what acts."""
+    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt or rcdt: sets the four components below."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -73,7 +73,7 @@ class Config:
     gamma: float = 0.1
     """Sensitivity of W to cost, per unit of cost (I)."""
     cost_limit: float | None = None
-    """c_lim of W. None: the suite's middle budget, or 40 without a task (I)."""
+    """c_lim of W. None: the suite's middle budget, or the median cost without a task (I)."""
     max_weight: float = 10.0
     """W is divided by its mean under the sampler, then clipped here (I)."""
     expert_fraction: float = 0.1

@@ -46,3 +46,36 @@ def dataset() -> TrajectoryDataset:
     return TrajectoryDataset.from_arrays(
         **random_arrays([4, 1, 7, 12, 3], terminated=[True, False, False, True, True])
     )
+
+
+@pytest.fixture(scope="session")
+def drivers() -> TrajectoryDataset:
+    """SpeedLimit's drivers: enough to train on for a moment."""
+    from rcdt_agent.tasks.speed_limit import record_drivers
+
+    return TrajectoryDataset.from_arrays(**record_drivers(100, seed=1), name="drivers")
+
+
+QUICK = {"preset": "tiny", "batch_size": 16, "embedding_size": 16, "seed": 3, "total_steps": 40}
+
+
+@pytest.fixture(scope="session")
+def trained(drivers: TrajectoryDataset) -> bytes:
+    """An agent after 40 steps, as the bytes of its file: tests load their own copy."""
+    import io
+
+    from rcdt_agent import RCDT
+
+    agent = RCDT(**QUICK).learn(drivers)
+    buffer = io.BytesIO()
+    agent.save(buffer)
+    return buffer.getvalue()
+
+
+@pytest.fixture
+def agent(trained: bytes) -> Any:
+    import io
+
+    from rcdt_agent import RCDT
+
+    return RCDT.load(io.BytesIO(trained))

@@ -129,6 +129,7 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self.target_return = float(target_return)
         self.cost_budget = float(cost_budget)
         self.cost_key = cost_key
+        self._n_envs = env.num_envs
         self._resets_next_step = _resets_next_step(env)
         self._earned, self._spent = np.zeros((2, env.num_envs))
         self._ended = np.zeros(env.num_envs, dtype=np.bool_)
@@ -162,8 +163,8 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         return self._tokens(obs), rewards, terminated, truncated, infos
 
     def _costs(self, infos: dict[str, Any], ended: Any, only_reset: Any) -> Any:
-        costs = np.asarray(infos.get(self.cost_key, np.zeros(self.num_envs)), dtype=np.float64)
-        present = np.asarray(infos.get(f"_{self.cost_key}", np.zeros(self.num_envs, np.bool_)))
+        costs = np.asarray(infos.get(self.cost_key, np.zeros(self._n_envs)), dtype=np.float64)
+        present = np.asarray(infos.get(f"_{self.cost_key}", np.zeros(self._n_envs, np.bool_)))
         costs, present = costs.copy(), present.copy()
         final = infos.get("final_info")
         if not self._resets_next_step and ended.any() and final is not None:

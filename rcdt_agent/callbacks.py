@@ -1,0 +1,61 @@
+"""Callbacks of ours, on top of stable-baselines3's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from stable_baselines3.common.callbacks import BaseCallback
+
+from rcdt_agent.evaluation import BudgetReport, EnvSource, evaluate_budgets
+
+
+class BudgetEvalCallback(BaseCallback):
+    """Evaluate at every budget now and then, and log `eval/return_20`, `eval/cost_20`, ...
+
+    It observes; the final weights stay what they are, and nothing is selected by its results.
+    """
+
+    def __init__(
+        self,
+        env: EnvSource = None,
+        budgets: Sequence[float] | None = None,
+        *,
+        eval_freq: int = 5_000,
+        n_episodes: int = 5,
+        seed: int = 0,
+        verbose: int = 0,
+        **kwargs: Any,
+    ) -> None:
+        """Set up; arguments as for `evaluate_budgets`, every `eval_freq` steps."""
+        super().__init__(verbose)
+        self.eval_freq = eval_freq
+        self.arguments = {"env": env, "budgets": budgets, "n_episodes": n_episodes, "seed": seed}
+        self.arguments |= kwargs
+        self.reports: dict[int, BudgetReport] = {}
+
+    def _on_step(self) -> bool:
+        if self.n_calls % self.eval_freq == 0:
+            report = evaluate_budgets(self.model, **self.arguments)  # type: ignore[arg-type]
+            self.reports[self.num_timesteps] = report
+            for result in report.results:
+                self.logger.record(f"eval/return_{result.budget:g}", result.mean_return)
+                self.logger.record(f"eval/cost_{result.budget:g}", result.mean_cost)
+            self.logger.dump(self.num_timesteps)
+        return True
+
+
+class LatestCheckpoint(BaseCallback):
+    """Keep one file up to date, from which a killed run continues."""
+
+    def __init__(self, path: Path, every: int) -> None:
+        """Save to `path` every `every` steps; the old file is replaced only by a whole new one."""
+        super().__init__()
+        self.path = path
+        self.every = every
+
+    def _on_step(self) -> bool:
+        if self.num_timesteps % self.every == 0:
+            self.model.save(self.path)
+        return True

@@ -1,0 +1,126 @@
+"""Evaluation: independent of how it is parallelised, honest in what it counts."""
+
+from __future__ import annotations
+
+import json
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rcdt_agent import evaluate_budgets
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.evaluation import BudgetReport, bootstrap_interval
+from rcdt_agent.tasks.speed_limit import ENV_ID
+
+
+def by_hand(agent, budget, seed):
+    """One episode in the plainest loop there is."""
+    env = gym.make(ENV_ID)
+    obs, _ = env.reset(seed=seed)
+    state = agent.begin(cost_budget=budget)
+    total_return = total_cost = 0.0
+    done = False
+    while not done:
+        action, state = agent.predict(obs, state)
+        obs, reward, terminated, truncated, info = env.step(action)
+        state = state.observe(reward, info["cost"])
+        total_return += reward
+        total_cost += info["cost"]
+        done = terminated or truncated
+    return total_return, total_cost
+
+
+def test_equals_the_plain_loop(agent):
+    report = evaluate_budgets(agent, ENV_ID, [5, 20], n_episodes=3, seed=11, n_envs=4)
+    for result in report.results:
+        for episode in range(3):
+            expected = by_hand(agent, result.budget, 11 + episode)
+            got = result.returns[episode], result.costs[episode]
+            np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("n_envs", [1, 2, 5, 16])
+def test_does_not_depend_on_the_number_of_environments(agent, n_envs):
+    reference = evaluate_budgets(agent, ENV_ID, [5, 20], n_episodes=4, n_envs=3)
+    other = evaluate_budgets(agent, ENV_ID, [5, 20], n_episodes=4, n_envs=n_envs)
+    for one, two in zip(reference.results, other.results, strict=True):
+        np.testing.assert_allclose(one.returns, two.returns, atol=1e-3)
+        np.testing.assert_allclose(one.costs, two.costs, atol=1e-3)
+
+
+@pytest.mark.slow
+def test_subprocesses_give_the_same(agent):
+    alone = evaluate_budgets(agent, ENV_ID, [5], n_episodes=3)
+    apart = evaluate_budgets(agent, ENV_ID, [5], n_episodes=3, subprocesses=True)
+    np.testing.assert_allclose(alone.results[0].returns, apart.results[0].returns, atol=1e-3)
+
+
+def test_an_environment_of_ones_own(agent):
+    reference = evaluate_budgets(agent, ENV_ID, [5], n_episodes=2)
+    for env in (gym.make(ENV_ID), lambda: gym.make(ENV_ID)):
+        report = agent.evaluate(env, [5], n_episodes=2)
+        np.testing.assert_allclose(
+            report.results[0].returns, reference.results[0].returns, atol=1e-3
+        )
+
+
+def test_figures_are_what_they_say(agent):
+    report = evaluate_budgets(agent, ENV_ID, [3, 0], n_episodes=6)
+    result = report.results[0]
+    costs = np.array(result.costs)
+    assert result.mean_cost == pytest.approx(costs.mean())
+    assert result.over_budget == pytest.approx((costs > 3).mean())
+    assert result.normalized_cost == pytest.approx(costs.mean() / 3)
+    assert result.passed == (costs.mean() <= 3)
+    low, high = report.return_range
+    assert result.normalized_return == pytest.approx((result.mean_return - low) / (high - low))
+    assert report.range_source == "the training data's own range"
+    assert result.cost_interval[0] <= result.mean_cost <= result.cost_interval[1]
+    assert report.results[1].normalized_cost is None  # a budget of zero has no ratio
+    assert report.passed == all(r.passed for r in report.results)
+
+
+def test_json_and_table(agent, tmp_path):
+    report = evaluate_budgets(agent, ENV_ID, [5, 20], n_episodes=2)
+    report.to_json(tmp_path / "deep" / "report.json")
+    loaded = json.loads((tmp_path / "deep" / "report.json").read_text())
+    assert [r["budget"] for r in loaded["results"]] == [5, 20]
+    assert loaded["results"][0]["returns"] == list(report.results[0].returns)
+    table = report.as_table()
+    assert table.count("\n") == 3
+    assert "2 episodes a budget" in table and "training data's own range" in table
+
+
+def test_bootstrap_interval():
+    values = np.random.default_rng(0).normal(10, 2, 400)
+    low, high = bootstrap_interval(values)
+    assert low < values.mean() < high
+    assert high - low == pytest.approx(2 * 1.96 * 2 / 20, rel=0.2)
+    assert bootstrap_interval(np.full(5, 3.0)) == (3.0, 3.0)
+    assert bootstrap_interval(values, 1) == bootstrap_interval(values, 1)
+
+
+def test_refusals(agent):
+    with pytest.raises(InvalidArgumentError, match="`env` must be given"):
+        agent.evaluate()
+    with pytest.raises(InvalidArgumentError, match="`budgets` must be given"):
+        agent.evaluate(ENV_ID)
+    with pytest.raises(InvalidArgumentError, match="must not be empty"):
+        agent.evaluate(ENV_ID, [])
+    with pytest.raises(InvalidArgumentError, match="Unknown task 'Nowhere-v0'"):
+        agent.evaluate("Nowhere-v0", [1])
+
+
+def test_an_environment_without_cost(agent):
+    class Costless(gym.Wrapper):
+        def step(self, action):
+            obs, reward, terminated, truncated, _ = self.env.step(action)
+            return obs, reward, terminated, truncated, {}
+
+    with pytest.raises(InvalidArgumentError, match="reported no cost"):
+        agent.evaluate(lambda: Costless(gym.make(ENV_ID)), [5], 1)
+
+
+def test_report_is_a_report(agent):
+    assert isinstance(agent.evaluate(ENV_ID, [5], 1), BudgetReport)

@@ -1,0 +1,168 @@
+"""The wrappers: five and six values, cost from anywhere, both ways of resetting."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+
+from rcdt_agent import ReturnCostTokens, VectorReturnCostTokens
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.tasks.speed_limit import ENV_ID
+
+
+class Scripted(gym.Env):
+    """Rewards 1, 2, 3, ... and costs 0.5 a step; ends after `length` steps."""
+
+    observation_space = gym.spaces.Box(-10, 10, (2,), dtype=np.float32)
+    action_space = gym.spaces.Box(-1, 1, (1,), dtype=np.float32)
+
+    def __init__(self, length=3, values=5, key="cost", cost=0.5):
+        self.length, self.values, self.key, self.cost = length, values, key, cost
+        self.t = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.t = 0
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        self.t += 1
+        obs = np.full(2, self.t, np.float32)
+        done = self.t >= self.length
+        if self.values == 6:
+            return obs, float(self.t), self.cost, False, done, {}
+        return obs, float(self.t), False, done, {self.key: self.cost}
+
+
+ACTION = np.zeros(1, np.float32)
+
+
+@pytest.mark.parametrize("values", [5, 6])
+def test_tokens_follow_reward_and_cost(values):
+    env = ReturnCostTokens(Scripted(values=values), target_return=10.0, cost_budget=2.0)
+    obs, _ = env.reset(seed=0)
+    assert (obs["rtg"].item(), obs["ctg"].item()) == (10.0, 2.0)
+    obs, reward, terminated, truncated, info = env.step(ACTION)
+    assert (obs["rtg"].item(), obs["ctg"].item()) == (9.0, 1.5)
+    assert (reward, terminated, truncated, info["cost"]) == (1.0, False, False, 0.5)
+    env.step(ACTION)
+    obs, _, _, truncated, info = env.step(ACTION)
+    assert truncated
+    assert (info["episode_return"], info["episode_cost"]) == (6.0, 1.5)
+    assert obs["observation"].tolist() == [3.0, 3.0]
+    obs, _ = env.reset()
+    assert (obs["rtg"].item(), obs["ctg"].item()) == (10.0, 2.0)
+
+
+def test_cost_from_another_key_or_a_function():
+    env = ReturnCostTokens(Scripted(key="damage"), 10.0, 2.0, cost_key="damage")
+    env.reset()
+    assert env.step(ACTION)[4]["cost"] == 0.5
+
+    def cost_fn(obs, action, next_obs, info):
+        return float(next_obs[0] - obs[0]) + 2 * float(action[0]) + info["damage"]
+
+    env = ReturnCostTokens(Scripted(key="damage"), 10.0, 2.0, cost_fn=cost_fn)
+    env.reset()
+    assert env.step(np.ones(1, np.float32))[4]["cost"] == 3.5
+    # A function also overrides the cost of a six-value step.
+    env = ReturnCostTokens(Scripted(values=6), 10.0, 2.0, cost_fn=lambda *_: 7.0)
+    env.reset()
+    assert env.step(ACTION)[4]["cost"] == 7.0
+
+
+def test_no_cost_is_an_error_not_a_zero():
+    env = ReturnCostTokens(Scripted(key="damage"), 10.0, 2.0)
+    env.reset()
+    with pytest.raises(
+        InvalidArgumentError, match=r"`cost_key` is 'cost', `info` holds \['damage'\]"
+    ):
+        env.step(ACTION)
+
+
+@pytest.mark.parametrize("cost", [-1.0, float("nan")])
+def test_impossible_costs_are_refused(cost):
+    env = ReturnCostTokens(Scripted(cost=cost), 10.0, 2.0)
+    env.reset()
+    with pytest.raises(InvalidArgumentError, match="must be finite and >= 0"):
+        env.step(ACTION)
+
+
+def test_targets_changed_in_mid_episode():
+    env = ReturnCostTokens(Scripted(), 10.0, 2.0)
+    env.reset()
+    env.step(ACTION)
+    env.set_targets(20.0, 5.0)
+    obs, *_ = env.step(ACTION)
+    assert (obs["rtg"].item(), obs["ctg"].item()) == (17.0, 4.0)
+
+
+@pytest.mark.filterwarnings("ignore:.*is different from the unwrapped version")
+@pytest.mark.filterwarnings("ignore:.*-infinity")  # tokens know no bounds
+@pytest.mark.filterwarnings("ignore:.*infinity")
+def test_obeys_gymnasium():
+    check_env(ReturnCostTokens(gym.make(ENV_ID).unwrapped, 50.0, 5.0), skip_render_check=True)
+
+
+def test_constructor_arguments_are_recorded():
+    env = ReturnCostTokens(gym.make(ENV_ID), target_return=50.0, cost_budget=5.0)
+    again = gym.make(env.spec)
+    assert isinstance(again, ReturnCostTokens)
+    assert (again.target_return, again.cost_budget) == (50.0, 5.0)
+
+
+def test_only_arrays_can_be_observed():
+    env = Scripted()
+    env.observation_space = gym.spaces.Discrete(4)
+    with pytest.raises(InvalidArgumentError, match="must be a Box.*FlattenObservation"):
+        ReturnCostTokens(env, 1.0, 1.0)
+
+
+def vector_modes():
+    modes = getattr(gym.vector, "AutoresetMode", None)
+    return [None] if modes is None else [modes.NEXT_STEP, modes.SAME_STEP]
+
+
+@pytest.mark.parametrize("mode", vector_modes(), ids=str)
+def test_vector_twin_in_every_reset_mode(mode):
+    """Environments of 2 and 3 steps: tokens per environment, whole budgets after each end."""
+    kwargs = {} if mode is None else {"autoreset_mode": mode}
+    makers = [lambda: Scripted(2), lambda: Scripted(3)]
+    env = VectorReturnCostTokens(gym.vector.SyncVectorEnv(makers, **kwargs), 10.0, 2.0)
+    obs, _ = env.reset(seed=0)
+    assert env.observation_space["rtg"].shape == (2, 1)
+    assert obs["rtg"].ravel().tolist() == [10, 10]
+    next_step = mode is not None and mode == gym.vector.AutoresetMode.NEXT_STEP
+    actions = np.zeros((2, 1), np.float32)
+    seen, episode_costs = [], []
+    for _ in range(4):
+        obs, _, _, truncated, infos = env.step(actions)
+        seen.append((obs["rtg"].ravel().tolist(), obs["ctg"].ravel().tolist()))
+        if truncated.any():
+            episode_costs.append(infos["episode_cost"].tolist())
+    if next_step:
+        assert seen == [
+            ([9, 9], [1.5, 1.5]),
+            ([7, 7], [1.0, 1.0]),  # the first ends here, with its own tokens
+            ([10, 4], [2.0, 0.5]),  # this step only resets it; the second ends
+            ([9, 10], [1.5, 2.0]),
+        ]
+    else:
+        assert seen == [
+            ([9, 9], [1.5, 1.5]),
+            ([10, 7], [2.0, 1.0]),  # the first ends and begins anew in one step
+            ([9, 10], [1.5, 2.0]),
+            ([10, 9], [2.0, 1.5]),
+        ]
+    assert episode_costs[0] == [1.0, 0.0]
+    assert episode_costs[1] == [0.0, 1.5]
+
+
+def test_vector_twin_without_cost_is_an_error():
+    env = gym.vector.SyncVectorEnv([lambda: Scripted(9, key="damage")] * 2)
+    wrapped = VectorReturnCostTokens(env, 10.0, 2.0)
+    wrapped.reset(seed=0)
+    with pytest.raises(InvalidArgumentError, match="Environment 0 reported no cost"):
+        wrapped.step(np.zeros((2, 1), np.float32))
