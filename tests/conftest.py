@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
+
+# Tests run in as many processes as there are cores: more threads would only wait for each other.
+os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest

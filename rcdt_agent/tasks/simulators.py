@@ -12,6 +12,7 @@ import importlib
 import importlib.util
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from types import ModuleType
@@ -59,7 +60,9 @@ def make_env(task: str | Task, *, render_mode: str | None = None, **kwargs: Any)
         kwargs["render_mode"] = render_mode
     kwargs = {"max_episode_steps": task.episode_length, "disable_env_checker": True, **kwargs}
     if task.suite == "bullet":
-        with _original_streams(), _global_randomness_kept():
+        with _original_streams(), _global_randomness_kept(), warnings.catch_warnings():
+            # Its bounds are float64 where float32 is declared; numpy 2 says so at every make.
+            warnings.filterwarnings("ignore", "overflow encountered in cast", RuntimeWarning)
             env: Env = RepeatableReset(gym.make(task.env_id, **kwargs))
     else:
         env = module.make(task.env_id, **kwargs)
