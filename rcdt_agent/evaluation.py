@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
-from tqdm.auto import tqdm
 
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.progress import progress
 
 if TYPE_CHECKING:
     from rcdt_agent.agent import RCDT
@@ -124,7 +124,7 @@ def evaluate_budgets(
     n_episodes: int = 20,
     seed: int = 0,
     n_envs: int | None = None,
-    subprocesses: bool | None = None,
+    subprocesses: bool = False,
     target_return: Any = "auto",
     deterministic: bool = True,
     progress_bar: bool = False,
@@ -141,13 +141,15 @@ def evaluate_budgets(
         budgets: Cost budgets; default: those of the agent's task.
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
-        n_envs: Environments side by side; default: 16 in this process, or one a core.
-        subprocesses: Run each environment in a process of its own; default: for simulators.
+        n_envs: Environments side by side; default: 16 in this process (MetaDrive: 1, it allows
+            no more), or one a core in subprocesses.
+        subprocesses: Run each environment in a process of its own. A script that asks for this
+            needs the guard `if __name__ == "__main__":`, as always with multiprocessing.
         target_return: `auto`, `paper` or a number, for all budgets.
         deterministic: Take the mean action.
         progress_bar: Show finished episodes.
     """
-    make, name, simulator = _env_maker(agent, env)
+    make, name, alone = _env_maker(agent, env)
     if budgets is None:
         if agent.task is None:
             raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
@@ -157,20 +159,21 @@ def evaluate_budgets(
     assert agent.targets is not None
     targets = [agent.targets.resolve(budget, target_return) for budget in budgets]
     jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
-    alone = isinstance(env, gym.Env)
-    apart = simulator if subprocesses is None else subprocesses
-    n = 1 if alone else min(n_envs or (_cores() if apart else 16), len(jobs))
+    given = isinstance(env, gym.Env)
+    apart = subprocesses and not given
+    side_by_side = _cores() if apart else 1 if alone else 16
+    n = 1 if given else min(n_envs or side_by_side, len(jobs))
     queues = [jobs[i::n] for i in range(n)]
     seeds = [[seed + episode for _, episode in queue] for queue in queues]
     makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
-    venv: VecEnv = SubprocVecEnv(makers) if apart and not alone else DummyVecEnv(makers)
+    venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
         returns, costs = _run(
             agent, venv, queues, np.array(budgets), np.array(targets), n_episodes, deterministic,
             progress_bar,
         )  # fmt: skip
     finally:
-        if not alone:
+        if not given:
             venv.close()
     low, high, source = _reference(agent)
     results = tuple(
@@ -230,7 +233,7 @@ def _run(
     state = agent.begin(n, cost_budget=budgets[current], target_return=targets[current])
     starts = np.zeros(n, dtype=bool)
     obs: Any = venv.reset()
-    with tqdm(total=returns.size, disable=not progress_bar, unit="episode", leave=False) as bar:
+    with progress(progress_bar, total=returns.size, unit="episode", leave=False) as bar:
         while active.any():
             actions, state = agent.predict(obs, state, starts, deterministic)
             obs, rewards, dones, infos = venv.step(actions)
@@ -296,7 +299,7 @@ def _reference(agent: RCDT) -> tuple[float, float, str]:
 
 
 def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, bool]:
-    """A function that makes the environment, its name, and whether it is a simulator."""
+    """A function that makes the environment, its name, and whether a process holds only one."""
     from rcdt_agent.errors import UnknownTaskError
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
@@ -304,11 +307,11 @@ def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, boo
     if env is None:
         if agent.task is None:
             raise InvalidArgumentError("`env` must be given for an agent without a DSRL task.")
-        return partial(make_env, agent.task.id), agent.task.id, True
+        env = agent.task.id
     if isinstance(env, str):
         try:
             task = get_task(env)
-            return partial(make_env, task.id), task.id, True
+            return partial(make_env, task.id), task.id, task.suite == "metadrive"
         except UnknownTaskError:
             if env not in gym.registry:
                 raise

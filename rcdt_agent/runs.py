@@ -174,7 +174,9 @@ def evaluate_run(
         say("No simulator is known for this data: evaluate in your own loop with `agent.evaluate`.")
         return None
     try:
-        return agent.evaluate(env, budgets, n_episodes, seed, progress_bar=progress_bar)
+        return agent.evaluate(
+            env, budgets, n_episodes, seed, progress_bar=progress_bar, subprocesses=env is None
+        )
     except SimulatorError as error:
         say(f"Not evaluated: {error}")
         return None

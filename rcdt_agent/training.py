@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
-from tqdm.auto import tqdm
 
 from rcdt_agent.learner import Learner
+from rcdt_agent.progress import progress
 
 if TYPE_CHECKING:
     from rcdt_agent.agent import RCDT
@@ -40,7 +40,7 @@ def train(
     started, first = time.time(), learner.step_count
     with (
         agent_randomness(agent),
-        tqdm(total=goal, initial=first, disable=not progress_bar, unit="step") as bar,
+        progress(progress_bar, total=goal, initial=first, unit="step") as bar,
     ):
         hooks.on_training_start(locals(), globals())
         while learner.step_count < goal:
@@ -98,4 +98,5 @@ def _log(agent: RCDT, learner: Learner, bar: Any, started: float, first: int) ->
     agent.logger.record("time/steps_per_second", speed)
     agent.logger.record("time/total_timesteps", learner.step_count, exclude="tensorboard")
     agent.logger.dump(learner.step_count)
-    bar.set_postfix({"loss": f"{metrics['loss']:.3f}", "lambda": f"{metrics['lambda']:.3f}"})
+    figures = {"loss": f"{metrics['loss']:.3f}", "lambda": f"{metrics['lambda']:.3f}"}
+    bar.set_postfix(figures, refresh=learner.step_count == bar.total)

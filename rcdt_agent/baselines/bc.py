@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import nn
-from tqdm.auto import tqdm
 
 from rcdt_agent.checkpoint import read_checkpoint, to_path, versions, write_checkpoint
 from rcdt_agent.config import make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
+from rcdt_agent.progress import progress
 from rcdt_agent.scaling import Scaling
 
 
@@ -92,7 +92,7 @@ class BC:
         optimizer = torch.optim.Adam(self.network.parameters(), lr=self.settings["learning_rate"])
         size = int(self.settings["batch_size"])
         total = torch.zeros((), device=self.device)
-        for _ in tqdm(range(total_steps), disable=not progress_bar, unit="step"):
+        for _ in progress(progress_bar, iterable=range(total_steps), unit="step"):
             rows = torch.randint(len(obs), (size,), generator=generator).to(self.device)
             loss = (self.network(obs[rows]) - actions[rows]).square().mean()
             optimizer.zero_grad(set_to_none=True)
