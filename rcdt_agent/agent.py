@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,14 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
-from stable_baselines3.common.logger import Logger
-from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
-from torch import Tensor, nn
+from stable_baselines3.common.vec_env import VecEnv
+from torch import nn
 
 from rcdt_agent.checkpoint import (
     flatten_state,
     read_checkpoint,
+    space_from_dict,
+    space_to_dict,
     to_path,
     unflatten_state,
     versions,
@@ -25,6 +28,7 @@ from rcdt_agent.checkpoint import (
 )
 from rcdt_agent.config import Config, make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.deploy.acting import act, observation_rows
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
 from rcdt_agent.deploy.tokens import CostFunction, ReturnCostTokens, split_tokens
@@ -32,6 +36,7 @@ from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingErr
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
 from rcdt_agent.learner import Learner, make_policy
 from rcdt_agent.networks.transformer import PolicyTransformer
+from rcdt_agent.sb3 import StableBaselinesFace
 from rcdt_agent.scaling import Scaling
 from rcdt_agent.tasks.registry import Task, get_task
 from rcdt_agent.training import train
@@ -40,7 +45,7 @@ Env = gym.Env[Any, Any]
 Data = TrajectoryDataset | str | Path
 
 
-class RCDT:
+class RCDT(StableBaselinesFace):
     """Return-Cost Regularized Constrained Decision Transformer, with a stable-baselines3 face.
 
     Train once on recorded trajectories, then choose the cost budget at deployment:
@@ -107,8 +112,6 @@ class RCDT:
         self._asked: tuple[float | None, TargetReturn] = (cost_budget, target_return)
         self._cost_budget: float | None = cost_budget
         self._target_return: float | None = None
-        self._env: VecEnv | None = None
-        self._logger: Logger | None = None
         self._wrapped: weakref.WeakSet[ReturnCostTokens] = weakref.WeakSet()
         if env is not None:
             self.set_env(env)
@@ -230,7 +233,11 @@ class RCDT:
         """
         self._require_policy()
         obs, rtg, ctg = split_tokens(observation)
-        rows, single = self._observation_rows(obs)
+        assert self.policy is not None
+        assert self.scaling is not None
+        assert self.observation_space is not None
+        assert self.action_space is not None
+        rows, single = observation_rows(obs, self.observation_space, self.scaling)
         if state is None:
             state = self.begin(len(rows))
         elif state.n_envs != len(rows):
@@ -244,7 +251,14 @@ class RCDT:
             state = state.with_targets(self.target_return, self.cost_budget)
         if rtg is not None and ctg is not None:
             state = state.with_tokens(rtg, ctg)
-        actions, state = self._act(state.push(rows), deterministic)
+        actions, state = act(
+            self.policy,
+            self.scaling,
+            state.push(rows),
+            deterministic=deterministic,
+            ctg_floor=self.config.ctg_floor,
+        )
+        actions = actions.reshape(-1, *(self.action_space.shape or actions.shape[1:]))
         return (actions[0] if single else actions), state
 
     def begin(
@@ -369,8 +383,8 @@ class RCDT:
             "scaling": self.scaling.to_dict(),
             "targets": self.targets.to_dict(),
             "spaces": {
-                "observation": _space_to_dict(self.observation_space),
-                "action": _space_to_dict(self.action_space),
+                "observation": space_to_dict(self.observation_space),
+                "action": space_to_dict(self.action_space),
             },
             "task": self.task.id if self.task else None,
             "episode_length": self.episode_length,
@@ -415,8 +429,8 @@ class RCDT:
             agent.task = get_task(meta["task"]) if meta["task"] else None
             agent.scaling = Scaling.from_dict(meta["scaling"])
             agent.targets = ReturnTargets.from_dict(meta["targets"])
-            agent.observation_space = _space_from_dict(meta["spaces"]["observation"])
-            agent.action_space = _space_from_dict(meta["spaces"]["action"])
+            agent.observation_space = space_from_dict(meta["spaces"]["observation"])
+            agent.action_space = space_from_dict(meta["spaces"]["action"])
             agent.episode_length = int(meta["episode_length"])
             agent.cost_limit = float(meta["cost_limit"])
             agent.num_timesteps = int(meta["num_timesteps"])
@@ -438,70 +452,8 @@ class RCDT:
             agent.set_env(env)
         return agent
 
-    # ---------------------------------------------------------------- stable-baselines3's face
-
-    @property
-    def logger(self) -> Logger:
-        """The stable-baselines3 logger."""
-        if self._logger is None:
-            from stable_baselines3.common.utils import configure_logger
-
-            self._logger = configure_logger(self.verbose, self.tensorboard_log, "RCDT")
-        return self._logger
-
-    def set_logger(self, logger: Logger) -> None:
-        """Log to this logger from now on."""
-        self._logger = logger
-
-    def get_env(self) -> VecEnv | None:
-        """The environment given to the agent, as a stable-baselines3 vector environment."""
-        return self._env
-
-    def set_env(self, env: Env | VecEnv) -> None:
-        """Give the agent an environment; its spaces must be the data's."""
-        vec_env: VecEnv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
-        spaces = vec_env.observation_space, vec_env.action_space
-        observation = spaces[0]
-        if isinstance(observation, gym.spaces.Dict) and "observation" in observation.spaces:
-            observation = observation["observation"]
-        if self.dataset is not None:
-            self.dataset.check_spaces(observation, spaces[1])
-        if self.scaling is not None:
-            self._check_sizes(observation, spaces[1])
-        self._env = vec_env
-        self.observation_space = self.observation_space or observation
-        self.action_space = self.action_space or spaces[1]
-
-    def get_vec_normalize_env(self) -> None:
-        """Scales live in the agent, so there is never a `VecNormalize`."""
-        return
-
-    def set_random_seed(self, seed: int | None) -> None:
-        """Seed whatever is made from here on."""
-        if seed is not None:
-            self.seed = seed
-            self._rng = None
-
-    def get_parameters(self) -> dict[str, dict[str, Tensor]]:
-        """State dicts of the networks by name."""
-        self._require_policy()
-        return {name: module.state_dict() for name, module in self._modules().items()}
-
-    def set_parameters(
-        self, load_path_or_dict: dict[str, dict[str, Tensor]], exact_match: bool = True
-    ) -> None:
-        """Load state dicts as `get_parameters` gives them."""
-        modules = self._modules()
-        if exact_match and set(load_path_or_dict) != set(modules):
-            raise InvalidArgumentError(
-                f"`load_path_or_dict` must hold {sorted(modules)}, got {sorted(load_path_or_dict)}."
-            )
-        for name, values in load_path_or_dict.items():
-            modules[name].load_state_dict(values)
-
     # ---------------------------------------------------------------- internal
 
-    _rng: Tensor | None = None
     _published_data: bool = False
 
     def _take_dataset(self, dataset: TrajectoryDataset) -> None:
@@ -510,8 +462,6 @@ class RCDT:
             return
         if self.observation_space is not None and self.action_space is not None:
             dataset.check_spaces(self.observation_space, self.action_space)
-        if self.scaling is not None:
-            self._check_dataset_sizes(dataset)
         self.dataset = dataset
         if self.learner is not None:
             raise TrainingError(
@@ -558,15 +508,11 @@ class RCDT:
             assert self.dataset is not None
             assert self.scaling is not None
             if self._fingerprint not in (None, self.dataset.fingerprint):
-                import warnings
-
                 warnings.warn(
                     f"{self.dataset.name} is not the data this agent was trained on: training "
                     f"continues with the old scales and targets.",
                     stacklevel=3,
                 )
-            from dataclasses import replace
-
             self.config = replace(self.config, total_steps=goal)
             with torch.random.fork_rng():
                 self.learner = Learner(
@@ -594,7 +540,7 @@ class RCDT:
     def _modules(self) -> dict[str, nn.Module]:
         self._require_policy()
         assert self.policy is not None
-        return self.learner._modules() if self.learner else {"policy": self.policy}
+        return self.learner.modules() if self.learner else {"policy": self.policy}
 
     def _require_policy(self) -> None:
         if self.policy is None:
@@ -604,76 +550,19 @@ class RCDT:
         assert self.targets is not None
         return self.targets.resolve(budget, target_return)
 
-    def _observation_rows(self, obs: Any) -> tuple[npt.NDArray[np.float32], bool]:
-        """Scaled observations (N, O), and whether a single one was given."""
-        assert self.scaling is not None
-        assert self.observation_space is not None
-        size = len(self.scaling.obs_mean)
-        shape = self.observation_space.shape or (size,)
-        array = np.asarray(obs, dtype=np.float32)
-        single = array.shape == shape
-        if not single and array.shape[1:] != shape:
-            raise InvalidArgumentError(
-                f"`observation` must have shape {shape}, or (N, {', '.join(map(str, shape))}) for "
-                f"N environments, got {array.shape}."
-            )
-        rows = array.reshape(-1, size)
-        if not np.isfinite(rows).all():
-            raise InvalidArgumentError(f"`observation` must be finite, got {obs}.")
-        return self.scaling.scale_obs(rows), single
-
-    @torch.no_grad()
-    def _act(
-        self, state: AgentState, deterministic: bool
-    ) -> tuple[npt.NDArray[np.float32], AgentState]:
-        assert self.policy is not None
-        assert self.scaling is not None
-        assert self.action_space is not None
-        self.policy.eval()
-        floor = self.config.ctg_floor
-        used = int(state.last.max()) + 1  # columns of the window that hold anything
-        ctg = state.ctg[:, :used]
-        if floor is not None:
-            ctg = np.maximum(ctg, floor)
-
-        def tensor(values: Any) -> Tensor:
-            return torch.as_tensor(values, device=self.device)
-
-        means, log_stds = self.policy(
-            tensor(state.obs[:, :used]),
-            tensor(state.actions[:, :used]),
-            self.scaling.rtg_token(tensor(state.rtg[:, :used])),
-            self.scaling.ctg_token(tensor(ctg)),
-            tensor(state.timesteps[:, :used]),
-        )
-        rows = torch.arange(state.n_envs, device=self.device), tensor(state.last)
-        chosen = means[rows]
-        if not deterministic:
-            chosen = chosen + log_stds[rows].exp() * torch.randn_like(chosen)
-        unit = chosen.clamp(-1.0, 1.0).cpu().numpy()
-        shape = self.action_space.shape or (unit.shape[1],)
-        actions = self.scaling.unscale_actions(unit).reshape(-1, *shape)
-        return actions, state.with_action(unit)
-
-    def _check_dataset_sizes(self, dataset: TrajectoryDataset) -> None:
-        assert self.scaling is not None
-        boxes = [
-            gym.spaces.Box(-np.inf, np.inf, (len(values),))
-            for values in (self.scaling.obs_mean, self.scaling.action_low)
-        ]
-        dataset.check_spaces(boxes[0], boxes[1])
-
-    def _check_sizes(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
-        assert self.scaling is not None
-        for name, space, size in (
-            ("observation", observation, len(self.scaling.obs_mean)),
-            ("action", action, len(self.scaling.action_low)),
-        ):
-            if gym.spaces.flatdim(space) != size:
-                raise InvalidArgumentError(
-                    f"The environment's {name} has size {gym.spaces.flatdim(space)}, the agent's "
-                    f"has size {size}."
-                )
+    def _check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+        if self.dataset is not None:
+            self.dataset.check_spaces(observation, action)
+        elif self.scaling is not None:
+            for name, space, values in (
+                ("observation", observation, self.scaling.obs_mean),
+                ("action", action, self.scaling.action_low),
+            ):
+                if gym.spaces.flatdim(space) != len(values):
+                    raise InvalidArgumentError(
+                        f"The environment's {name} has size {gym.spaces.flatdim(space)}, the "
+                        f"agent's has size {len(values)}."
+                    )
 
 
 def _as_dataset(data: Data) -> TrajectoryDataset:
@@ -684,24 +573,3 @@ def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return torch.device(name)
-
-
-def _space_to_dict(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    if not isinstance(space, gym.spaces.Box):
-        return None
-    bounds = [
-        [None if np.isinf(value) else float(value) for value in array.ravel()]
-        for array in (space.low, space.high)
-    ]
-    return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
-
-
-def _space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
-    if values is None:
-        return None
-    low, high = (
-        np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
-        for key, fill in (("low", -np.inf), ("high", np.inf))
-    )
-    dtype: Any = np.dtype(values["dtype"])
-    return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)

@@ -14,6 +14,8 @@ import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import gymnasium as gym
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
@@ -21,6 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from rcdt_agent.errors import CheckpointError
+from rcdt_agent.version import __version__
 
 FORMAT = "rcdt_agent"
 FORMAT_VERSION = 1
@@ -124,18 +127,36 @@ def unflatten_state(tensors: dict[str, Tensor], plain: Any) -> Any:
     return plain["value"]
 
 
+def space_to_dict(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+    """A Box as plain values; None for anything else."""
+    if not isinstance(space, gym.spaces.Box):
+        return None
+    bounds = [
+        [None if np.isinf(value) else float(value) for value in array.ravel()]
+        for array in (space.low, space.high)
+    ]
+    return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
+
+
+def space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
+    """The inverse of `space_to_dict`."""
+    if values is None:
+        return None
+    low, high = (
+        np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
+        for key, fill in (("low", -np.inf), ("high", np.inf))
+    )
+    dtype: Any = np.dtype(values["dtype"])
+    return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+
+
 def versions() -> dict[str, str]:
     """Versions worth remembering with a trained agent."""
-    import gymnasium
-    import numpy
-
-    from rcdt_agent.version import __version__
-
     return {
         "rcdt_agent": __version__,
         "torch": str(torch.__version__),
-        "numpy": numpy.__version__,
-        "gymnasium": gymnasium.__version__,
+        "numpy": np.__version__,
+        "gymnasium": gym.__version__,
     }
 
 

@@ -255,7 +255,7 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """Tensors and numbers from which training continues bit for bit."""
         return {
-            "modules": {name: module.state_dict() for name, module in self._modules().items()},
+            "modules": {name: module.state_dict() for name, module in self.modules().items()},
             "optimizers": {name: opt.state_dict() for name, opt in self._optimizers().items()},
             "lmbda": self.lmbda,
             "log_temperature": self.log_temperature.detach(),
@@ -267,7 +267,7 @@ class Learner:
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        for name, module in self._modules().items():
+        for name, module in self.modules().items():
             module.load_state_dict(state["modules"][name])
         for name, optimizer in self._optimizers().items():
             optimizer.load_state_dict(state["optimizers"][name])
@@ -279,7 +279,8 @@ class Learner:
         self.step_count = int(state["step_count"])
         self.critic_start_step = int(state["critic_start_step"])
 
-    def _modules(self) -> dict[str, nn.Module]:
+    def modules(self) -> dict[str, nn.Module]:
+        """The networks by name."""
         return {
             "policy": self.policy,
             "reward_critic": self.reward_critic,

@@ -33,7 +33,8 @@ def train(
     Dropout draws from torch's global state: the agent's own is put in place for the loop and the
     caller's back afterwards, so that a run can be continued bit for bit and disturbs nobody.
     """
-    _prepare_logger(agent, tb_log_name, new_log)
+    if agent._logger is None:
+        agent._make_logger(tb_log_name, new=new_log)
     hooks = as_callback(callback)
     hooks.init_callback(agent)  # type: ignore[arg-type]
     total_timesteps = goal
@@ -79,15 +80,6 @@ def agent_randomness(agent: RCDT) -> Iterator[None]:
         yield
     finally:
         torch.set_rng_state(theirs)
-
-
-def _prepare_logger(agent: RCDT, tb_log_name: str, new_log: bool) -> None:
-    from stable_baselines3.common.utils import configure_logger
-
-    if agent._logger is None:
-        agent._logger = configure_logger(
-            agent.verbose, agent.tensorboard_log, tb_log_name, reset_num_timesteps=new_log
-        )
 
 
 def _log(agent: RCDT, learner: Learner, bar: Any, started: float, first: int) -> None:

@@ -1,0 +1,74 @@
+"""From observations and a state to actions: one forward pass of the policy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.networks.transformer import PolicyTransformer
+from rcdt_agent.scaling import Scaling
+
+Floats = npt.NDArray[np.float32]
+
+
+def observation_rows(obs: Any, space: gym.Space[Any], scaling: Scaling) -> tuple[Floats, bool]:
+    """Scaled observations (N, O), and whether a single one was given.
+
+    Raises:
+        InvalidArgumentError: Wrong shape, or not finite.
+    """
+    size = len(scaling.obs_mean)
+    shape = space.shape or (size,)
+    array = np.asarray(obs, dtype=np.float32)
+    single = array.shape == shape
+    if not single and array.shape[1:] != shape:
+        raise InvalidArgumentError(
+            f"`observation` must have shape {shape}, or (N, {', '.join(map(str, shape))}) for N "
+            f"environments, got {array.shape}."
+        )
+    rows = array.reshape(-1, size)
+    if not np.isfinite(rows).all():
+        raise InvalidArgumentError(f"`observation` must be finite, got {obs}.")
+    return scaling.scale_obs(rows), single
+
+
+@torch.no_grad()
+def act(
+    policy: PolicyTransformer,
+    scaling: Scaling,
+    state: AgentState,
+    *,
+    deterministic: bool,
+    ctg_floor: float | None,
+) -> tuple[Floats, AgentState]:
+    """Actions (N, A) of the space for the present step of each window, and the state with them."""
+    device = next(policy.parameters()).device
+    policy.eval()
+    used = int(state.last.max()) + 1  # columns of the window that hold anything
+    ctg = state.ctg[:, :used]
+    if ctg_floor is not None:
+        ctg = np.maximum(ctg, ctg_floor)
+
+    def tensor(values: Any) -> Tensor:
+        return torch.as_tensor(values, device=device)
+
+    means, log_stds = policy(
+        tensor(state.obs[:, :used]),
+        tensor(state.actions[:, :used]),
+        scaling.rtg_token(tensor(state.rtg[:, :used])),
+        scaling.ctg_token(tensor(ctg)),
+        tensor(state.timesteps[:, :used]),
+    )
+    rows = torch.arange(state.n_envs, device=device), tensor(state.last)
+    chosen = means[rows]
+    if not deterministic:
+        chosen = chosen + log_stds[rows].exp() * torch.randn_like(chosen)
+    unit = chosen.clamp(-1.0, 1.0).cpu().numpy()
+    return scaling.unscale_actions(unit), state.with_action(unit)
