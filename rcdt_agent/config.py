@@ -66,6 +66,10 @@ class Config:
     """Uniform over trajectories (P), over transitions, or tilted to low cost (C)."""
     cost_ceiling: float = 70.0
     """For `cost_tilted`: probability proportional to max(0, ceiling - cost) (C)."""
+    pareto_fraction: float = 0.0
+    """Share of windows relabelled towards the frontier; C uses 0.2, off here (I)."""
+    pareto_increase: float = 0.1
+    """Largest increase of the relabelled return, as a share of the range of returns (I)."""
 
     # Trajectory weights.
     alpha: float = 1.0
@@ -96,6 +100,8 @@ class Config:
     """Entropy with a learnt temperature, as C. The paper's objective has none."""
     initial_temperature: float = 0.1
     """(C)"""
+    cost_head_weight: float = 0.0
+    """Weight of an auxiliary head that predicts whether a step costs; C uses 0.02, off here (I)."""
 
     # Critics.
     critic_layers: int = 4
@@ -148,14 +154,30 @@ class Config:
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("discount", "cost_discount"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        for name in ("critic_start", "target_rate", "expert_fraction", "target_quantile"):
+        for name in (
+            "critic_start",
+            "target_rate",
+            "expert_fraction",
+            "target_quantile",
+            "pareto_fraction",
+        ):
             _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in (
             "learning_rate", "critic_learning_rate", "max_grad_norm", "critic_max_grad_norm",
             "max_weight", "initial_temperature",
         ):  # fmt: skip
             _require(self, name, getattr(self, name) > 0, "> 0")
-        for name in ("alpha", "gamma", "eta", "kappa", "lambda_step", "lambda_max", "weight_decay"):
+        for name in (
+            "alpha",
+            "gamma",
+            "eta",
+            "kappa",
+            "lambda_step",
+            "lambda_max",
+            "weight_decay",
+            "pareto_increase",
+            "cost_head_weight",
+        ):
             _require(self, name, getattr(self, name) >= 0, ">= 0")
         for name in ("rtg_scale", "ctg_scale"):
             value = getattr(self, name)

@@ -105,6 +105,8 @@ class Learner:
             batch_size=config.batch_size,
             sampling=config.sampling,
             cost_ceiling=config.cost_ceiling,
+            pareto_fraction=config.pareto_fraction,
+            pareto_increase=config.pareto_increase,
             device=self.device,
             seed=seed,
         )
@@ -157,14 +159,20 @@ class Learner:
         config = self.config
         inputs = self.inputs(batch)
         self.policy.train()
-        mean, log_std = self.policy(
+        features = self.policy.features(
             inputs.obs, inputs.actions, inputs.rtg, inputs.ctg, inputs.timesteps
         )
+        mean, log_std = self.policy.distribution(features)
         log_prob = losses.gaussian_log_prob(batch.actions, mean, log_std)
         loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
         entropy = losses.masked_mean(losses.gaussian_entropy(log_std), batch.mask)
         if config.entropy_bonus:
             loss = loss - self.log_temperature.exp().detach() * entropy
+        if config.cost_head_weight:
+            logit = self.policy.cost_logit(features, batch.actions)
+            guess = losses.cost_head_loss(logit, batch.costs, batch.mask)
+            loss = loss + config.cost_head_weight * guess
+            self._record("cost_head_loss", guess)
         cost_estimate = None
         if with_critics:
             noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
@@ -369,6 +377,7 @@ def make_policy(
         dropout=config.dropout,
         attention_dropout=config.attention_dropout,
         log_std_range=config.log_std_range,
+        cost_head=config.cost_head_weight > 0,
     )
 
 

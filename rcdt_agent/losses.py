@@ -138,6 +138,19 @@ def cost_penalty(cost_values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(cost_values, mask)
 
 
+def cost_head_loss(logit: Tensor, costs: Tensor, mask: Tensor) -> Tensor:
+    """Cross-entropy of predicting whether a step costs anything (auxiliary, off by default).
+
+    Args:
+        logit: (B, T) predicted log odds.
+        costs: (B, T) cost of each step; fractional costs count as costing.
+        mask: (B, T) bool.
+    """
+    target = (costs > 0).float()
+    errors = torch.nn.functional.binary_cross_entropy_with_logits(logit, target, reduction="none")
+    return masked_mean(errors, mask)
+
+
 def td_target(reward: Tensor, next_value: Tensor, terminal: Tensor, discount: float) -> Tensor:
     r"""Temporal-difference target y = r_t + discount (1 - terminal) V(s_{t+1}), Algorithm 1.
 

@@ -321,3 +321,14 @@ def test_warm_up(dataset):
         learner.step()
         rates.append(learner.policy_optimizer.param_groups[0]["lr"])
     assert rates == [0.25, 0.5, 0.75, 1.0, 1.0]
+
+
+def test_cost_head_learns_and_is_off_by_default(dataset):
+    assert make_learner(dataset).policy.cost_head is None
+    learner = make_learner(dataset, variant="cdt", cost_head_weight=1.0)
+    batch = learner.sampler.sample()
+    losses_seen = []
+    for _ in range(30):
+        learner.policy_step(batch, with_critics=False)
+        losses_seen.append(learner.metrics()["cost_head_loss"])
+    assert losses_seen[-1] < losses_seen[0]

@@ -76,6 +76,13 @@ def test_cost_penalty():
     assert losses.cost_penalty(torch.tensor([[3.0, 0.0], [6.0, 99.0]]), MASK).item() == 3.0
 
 
+def test_cost_head_loss():
+    logit = torch.tensor([[0.0, math.log(3.0)], [math.log(3.0), 99.0]])
+    costs = torch.tensor([[0.5, 0.0], [2.0, 0.0]])
+    by_hand = (math.log(2) + math.log(4) + math.log(4 / 3)) / 3
+    assert losses.cost_head_loss(logit, costs, MASK).item() == pytest.approx(by_hand, rel=1e-5)
+
+
 def test_td_target():
     target = losses.td_target(
         torch.tensor([1.0, 1.0]), torch.tensor([10.0, 10.0]), torch.tensor([False, True]), 0.9

@@ -167,6 +167,31 @@ def test_normalized_weights_by_hand():
     torch.testing.assert_close(normalize_weights(weights, probabilities, 3.0), expected)
 
 
+def test_pareto_relabelling_asks_the_frontier_for_more():
+    """Frontier (1, 0), (5, 4), (9, 8); a dominated trajectory is never swapped in."""
+    points = [(1.0, 0.0), (5.0, 4.0), (9.0, 8.0), (0.0, 8.0)]
+    rewards, costs = np.array(points).T
+    data = TrajectoryDataset.from_arrays(
+        observations=np.zeros((4, 1)), actions=np.zeros((4, 1)), rewards=rewards, costs=costs,
+        terminals=np.ones(4), timeouts=np.zeros(4),
+    )  # fmt: skip
+    sampler = WindowSampler(
+        data, context_length=2, batch_size=2000, pareto_fraction=0.5, pareto_increase=0.1
+    )
+    batch = sampler.sample()
+    returns, own_costs = rewards[batch.trajectories], costs[batch.trajectories]
+    gain = batch.rtg[:, 0].numpy() - returns
+    extra = batch.ctg[:, 0].numpy() - own_costs
+    swapped = gain > 0
+    assert 0.45 < swapped.mean() < 0.55
+    assert gain.max() <= 0.9 + 1e-6  # a tenth of the range of returns
+    assert (extra >= -1e-6).all() and extra.max() < 4.0  # the cost asked for, never less
+    assert not extra[~swapped].any()
+    assert set(batch.trajectories[torch.from_numpy(swapped)].tolist()) <= {0, 1, 2}
+    assert not batch.rtg[:, 1].any()  # padding stays padding
+    np.testing.assert_allclose(batch.rewards[:, 0], returns)  # what happened stays real
+
+
 @pytest.mark.parametrize("name", ["context_length", "batch_size"])
 def test_sizes_must_be_positive(dataset, name):
     sizes = {"context_length": 2, "batch_size": 2, name: 0}

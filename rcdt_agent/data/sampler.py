@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -69,6 +69,8 @@ class WindowSampler:
         sampling: Sampling = "trajectory",
         cost_ceiling: float = 70.0,
         weights: Tensor | None = None,
+        pareto_fraction: float = 0.0,
+        pareto_increase: float = 0.1,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -83,6 +85,10 @@ class WindowSampler:
                 with probability proportional to max(0, cost_ceiling - cost).
             cost_ceiling: Only for `cost_tilted`.
             weights: (M,) weight of each trajectory; ones by default.
+            pareto_fraction: Share of windows taken from the frontier and relabelled: a cost is
+                drawn, the best trajectory within it is taken, and its tokens ask for that cost
+                and for a somewhat larger return. Rewards and costs stay real.
+            pareto_increase: Largest increase of that return, as a share of the range of returns.
             device: Where the tensor lives and batches are made.
             seed: Two samplers with the same seed draw the same batches.
         """
@@ -111,6 +117,11 @@ class WindowSampler:
             if sampling == "trajectory"
             else torch.from_numpy(np.cumsum(self.probabilities)).to(self.device)
         )
+        self._pareto_fraction = pareto_fraction
+        self._pareto_increase = pareto_increase * float(np.ptp(dataset.returns))
+        frontier = dataset.frontier()
+        self._frontier_rows = torch.from_numpy(frontier.rows).to(self.device)
+        self._frontier_costs = torch.from_numpy(frontier.costs).double().to(self.device)
         self._generator = torch.Generator(device=self.device)
         self._generator.manual_seed(seed)
         self._places = torch.arange(context_length + 1, device=self.device)
@@ -134,8 +145,29 @@ class WindowSampler:
         else:
             chosen = torch.searchsorted(self._cdf, uniform[0] * self._cdf[-1], right=True)
             chosen = chosen.clamp_(max=len(self._lengths) - 1)
-        starts = (uniform[1] * self._lengths[chosen]).long()
-        return self.windows(chosen, starts)
+        if not self._pareto_fraction:
+            return self.windows(chosen, (uniform[1] * self._lengths[chosen]).long())
+        chosen, more_return, more_cost = self._relabel(chosen)
+        batch = self.windows(chosen, (uniform[1] * self._lengths[chosen]).long())
+        return replace(
+            batch,
+            rtg=batch.rtg + more_return[:, None] * batch.mask,
+            ctg=batch.ctg + more_cost[:, None] * batch.mask,
+        )
+
+    def _relabel(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Swap some trajectories for frontier ones, with what their tokens gain."""
+        draw = torch.rand(
+            3, len(chosen), dtype=torch.float64, generator=self._generator, device=self.device
+        )
+        low, high = self._frontier_costs[0], self._frontier_costs[-1]
+        cost = low + draw[1] * (high - low)
+        place = torch.searchsorted(self._frontier_costs, cost, right=True) - 1
+        swapped = draw[0] < self._pareto_fraction
+        more_cost = (cost - self._frontier_costs[place]) * swapped
+        more_return = draw[2] * self._pareto_increase * swapped
+        rows = torch.where(swapped, self._frontier_rows[place], chosen)
+        return rows, more_return.float(), more_cost.float()
 
     def windows(self, trajectories: Tensor, starts: Tensor) -> Batch:
         """The windows that begin at step `starts` of `trajectories`, both (B,) int64."""

@@ -84,6 +84,7 @@ class PolicyTransformer(nn.Module):
         dropout: float = 0.1,
         attention_dropout: float = 0.1,
         log_std_range: tuple[float, float] = (-5.0, 2.0),
+        cost_head: bool = False,
     ) -> None:
         """Make the network.
 
@@ -98,6 +99,7 @@ class PolicyTransformer(nn.Module):
             dropout: On embeddings and residual branches.
             attention_dropout: On attention weights.
             log_std_range: Bounds of the log standard deviation.
+            cost_head: Whether to predict, from state and action, if the step costs.
         """
         super().__init__()
         self.cost_token = cost_token
@@ -116,6 +118,7 @@ class PolicyTransformer(nn.Module):
         self.norm_out = nn.LayerNorm(width)
         self.mean = nn.Linear(width, action_size)
         self.log_std = nn.Linear(width, action_size)
+        self.cost_head = nn.Linear(width + action_size, 1) if cost_head else None
         self.apply(_initialise)
 
     @property
@@ -141,6 +144,24 @@ class PolicyTransformer(nn.Module):
         Returns:
             Mean and log standard deviation, each (B, T, A).
         """
+        x = self.features(obs, actions, rtg, ctg, timesteps)
+        return self.distribution(x)
+
+    def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and log standard deviation from `features`."""
+        low, high = self.log_std_range
+        return self.mean(features), self.log_std(features).clamp(low, high)
+
+    def cost_logit(self, features: Tensor, actions: Tensor) -> Tensor:
+        """(B, T) log odds that taking `actions` costs; only with `cost_head`."""
+        assert self.cost_head is not None
+        logit: Tensor = self.cost_head(torch.cat((features, actions), dim=-1))
+        return logit[..., 0]
+
+    def features(
+        self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
+    ) -> Tensor:
+        """(B, T, D) what the state tokens know; arguments as `forward`."""
         size_b, size_t, _ = obs.shape
         per_step = self.tokens_per_step
         time = self.embed_time(timesteps.clamp(max=self.n_timesteps - 1))
@@ -155,9 +176,8 @@ class PolicyTransformer(nn.Module):
             x = block(x)
         # Only state tokens are read, so the last block answers for them alone.
         x = self.blocks[-1](x, first=per_step - 2, every=per_step)  # (B, T, D)
-        x = self.norm_out(x)
-        low, high = self.log_std_range
-        return self.mean(x), self.log_std(x).clamp(low, high)
+        normed: Tensor = self.norm_out(x)
+        return normed
 
 
 def _initialise(module: nn.Module) -> None:
