@@ -462,17 +462,19 @@ class RCDT(StableBaselinesFace):
             return
         if self.observation_space is not None and self.action_space is not None:
             dataset.check_spaces(self.observation_space, self.action_space)
-        self.dataset = dataset
         if self.learner is not None:
+            if dataset.fingerprint == self._fingerprint:  # read again: the same data
+                return
             raise TrainingError(
                 "This agent has been trained on another dataset. Save it and load it to fine-tune "
                 "on new data with the old scales, or make a new agent."
             )
+        self.dataset = dataset
         if self.scaling is not None:  # loaded: scales and targets stay what they were
             return
         task_length = self.task.episode_length if self.task else 0
         self.episode_length = max(int(dataset.lengths.max()), task_length)
-        reference = self.task.reference_budget if self.task else float(np.median(dataset.costs))
+        reference = self.task.reference_budget if self.task else _typical_cost(dataset)
         limit = self.config.cost_limit
         self.cost_limit = limit if limit is not None else max(reference, 1e-3)
         self.scaling = Scaling.fit(
@@ -513,6 +515,7 @@ class RCDT(StableBaselinesFace):
                     f"continues with the old scales and targets.",
                     stacklevel=3,
                 )
+                self._fingerprint = self.dataset.fingerprint
             self.config = replace(self.config, total_steps=goal)
             with torch.random.fork_rng():
                 self.learner = Learner(
@@ -567,6 +570,11 @@ class RCDT(StableBaselinesFace):
 
 def _as_dataset(data: Data) -> TrajectoryDataset:
     return data if isinstance(data, TrajectoryDataset) else TrajectoryDataset.from_hdf5(data)
+
+
+def _typical_cost(dataset: TrajectoryDataset) -> float:
+    """The default budget and unit of cost without a task: the median, if anything costs at all."""
+    return float(np.median(dataset.costs)) or float(dataset.costs.mean()) or 1.0
 
 
 def _device(name: str) -> torch.device:

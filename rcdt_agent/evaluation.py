@@ -141,15 +141,15 @@ def evaluate_budgets(
         budgets: Cost budgets; default: those of the agent's task.
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
-        n_envs: Environments side by side; default: 16 in this process (MetaDrive: 1, it allows
-            no more), or one a core in subprocesses.
+        n_envs: Environments side by side; default: 16 in this process (Safety-Gymnasium 4, they
+            are slow to make; MetaDrive 1, it allows no more), or one a core in subprocesses.
         subprocesses: Run each environment in a process of its own. A script that asks for this
             needs the guard `if __name__ == "__main__":`, as always with multiprocessing.
         target_return: `auto`, `paper` or a number, for all budgets.
         deterministic: Take the mean action.
         progress_bar: Show finished episodes.
     """
-    make, name, alone = _env_maker(agent, env)
+    make, name, most = _env_maker(agent, env)
     if budgets is None:
         if agent.task is None:
             raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
@@ -161,8 +161,7 @@ def evaluate_budgets(
     jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
     given = isinstance(env, gym.Env)
     apart = subprocesses and not given
-    side_by_side = _cores() if apart else 1 if alone else 16
-    n = 1 if given else min(n_envs or side_by_side, len(jobs))
+    n = 1 if given else min(n_envs or (_cores() if apart else most), len(jobs))
     queues = [jobs[i::n] for i in range(n)]
     seeds = [[seed + episode for _, episode in queue] for queue in queues]
     makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
@@ -298,8 +297,11 @@ def _reference(agent: RCDT) -> tuple[float, float, str]:
     return low, high if high > low else low + 1.0, "the training data's own range"
 
 
-def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, bool]:
-    """A function that makes the environment, its name, and whether a process holds only one."""
+_SIDE_BY_SIDE = {"bullet": 16, "safety-gymnasium": 4, "metadrive": 1}
+
+
+def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
+    """A function that makes the environment, its name, and how many to make in one process."""
     from rcdt_agent.errors import UnknownTaskError
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
@@ -311,14 +313,14 @@ def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, boo
     if isinstance(env, str):
         try:
             task = get_task(env)
-            return partial(make_env, task.id), task.id, task.suite == "metadrive"
+            return partial(make_env, task.id), task.id, _SIDE_BY_SIDE[task.suite]
         except UnknownTaskError:
             if env not in gym.registry:
                 raise
-            return partial(gym.make, env), env, False
+            return partial(gym.make, env), env, 16
     if isinstance(env, gym.Env):
-        return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), False
-    return env, getattr(env, "__name__", "environment"), False
+        return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), 1
+    return env, getattr(env, "__name__", "environment"), 16
 
 
 def _cores() -> int:

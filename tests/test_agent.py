@@ -77,9 +77,20 @@ def test_learn_refuses(drivers, dataset):
         agent.learn(half, 5)
 
 
+def test_data_without_any_cost(drivers):
+    from dataclasses import replace
+
+    safe = replace(drivers, step_costs=np.zeros_like(drivers.step_costs))
+    agent = RCDT(**QUICK).learn(safe, 2)
+    assert agent.cost_budget == agent.scaling.ctg_scale == 1.0
+    assert np.isfinite(agent.predict(drivers.observations[0])[0]).all()
+
+
 def test_path_as_dataset(drivers, tmp_path):
     drivers.to_hdf5(tmp_path / "mine.hdf5")
     agent = RCDT(**QUICK).learn(tmp_path / "mine.hdf5", 2)
+    agent.learn(tmp_path / "mine.hdf5", 3)  # read again: the same data
+    assert agent.num_timesteps == 3
     assert agent.dataset.fingerprint == drivers.fingerprint
     assert agent.cost_budget == pytest.approx(float(np.median(drivers.costs)))
 
