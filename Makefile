@@ -41,9 +41,8 @@ types: $(STAMP)
 docs: $(STAMP)  ## Build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-demo: $(STAMP)  ## See it work
-	$(BIN)/rcdt doctor
-	$(BIN)/python examples/random_rollout.py
+demo: $(STAMP)  ## One policy at several cost budgets, in about three minutes
+	$(BIN)/python -m rcdt_agent.demo
 
 test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymnasium 1.x, numpy 2
 	$(LATEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not safety_gymnasium"

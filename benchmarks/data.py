@@ -27,7 +27,7 @@ from rcdt_agent.data import TrajectoryDataset, WindowSampler
 EPISODE, OBSERVATION, ACTION, CONTEXT = 1000, 11, 3, 10
 
 MEASURE_MEMORY = """
-import sys, torch
+import sys, h5py, torch
 from rcdt_agent.data import TrajectoryDataset, WindowSampler
 def peak():
     with open("/proc/self/status") as file:

@@ -11,6 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from rcdt_agent.cli_collect import collect
 from rcdt_agent.config import PRESETS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
 from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
@@ -235,6 +236,9 @@ def train(
     for path in draw_run(run):
         _say(f"Picture: {path}")
     return 0
+
+
+app.command(collect)
 
 
 def _say(text: str) -> None:

@@ -61,6 +61,17 @@ def slow_window(arrays, lengths, trajectory, start, size):
 )
 @settings(max_examples=60, deadline=None)
 def test_windows_equal_the_slow_reference(episodes, size, with_next, seed):
+    check_windows(episodes, size, with_next, seed)
+
+
+def test_windows_do_not_depend_on_how_rows_are_copied(monkeypatch):
+    """The data are copied in blocks of whole trajectories; tiny blocks give the same."""
+    for block in (1, 4, 9):
+        monkeypatch.setattr("rcdt_agent.data.sampler._BLOCK", block)
+        check_windows([(3, True), (9, False), (1, True), (2, False), (7, True)], 4, True, 0)
+
+
+def check_windows(episodes, size, with_next, seed):
     lengths, terminated = [e[0] for e in episodes], [e[1] for e in episodes]
     arrays = random_arrays(lengths, terminated=terminated, seed=seed)
     if not with_next:
@@ -149,6 +160,19 @@ def test_same_seed_same_batches_and_state_resumes(dataset):
     other.load_state_dict(state)
     for batch in expected:
         assert torch.equal(other.sample().obs, batch)
+
+
+@pytest.mark.parametrize("sampling", ["trajectory", "transition", "cost_tilted"])
+def test_arrays_and_tensors_give_the_same_batches(dataset, monkeypatch, sampling):
+    """The CPU computes on numpy arrays, other devices on tensors: one set of expressions."""
+    settings = {"context_length": 4, "batch_size": 32, "sampling": sampling, "pareto_fraction": 0.3}
+    arrays = WindowSampler(dataset, **settings)
+    monkeypatch.setattr("rcdt_agent.data.sampler._array_module", lambda device: torch)
+    tensors = WindowSampler(dataset, **settings)
+    for _ in range(3):
+        one, two = arrays.sample(), tensors.sample()
+        for name in (*FIELDS, "weights", "trajectories"):
+            assert torch.equal(getattr(one, name), getattr(two, name)), name
 
 
 def test_weights_travel_with_their_trajectory(dataset):

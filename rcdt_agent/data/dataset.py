@@ -21,7 +21,7 @@ Floats = npt.NDArray[np.float32]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-_CHUNK = 65_536  # rows checked at a time: checks must not cost a second copy of the data
+_CHUNK = 16_384  # rows checked at a time: checks must not cost a second copy of the data
 
 
 @dataclass(frozen=True, kw_only=True)

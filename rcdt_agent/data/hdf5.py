@@ -90,4 +90,7 @@ def _read_flags(item: Any, key: str, path: Path) -> Bools:
 
 
 def _write(file: Any, key: str, values: Any) -> None:
-    file.create_dataset(key, data=values, compression="gzip", compression_opts=1, shuffle=True)
+    chunks = (min(len(values), 8192), *values.shape[1:])  # whole rows: read in one go
+    file.create_dataset(
+        key, data=values, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -15,6 +14,8 @@ from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
 
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
+
+_BLOCK = 65_536  # steps copied at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,108 +99,121 @@ class WindowSampler:
         self.context_length = context_length
         self.batch_size = batch_size
         self.device = torch.device(device)
+        # The same expressions run on numpy arrays where the device is the CPU (several times
+        # faster there for arrays of this size, and on one core) and on tensors elsewhere.
+        self._xp: Any = _array_module(self.device)
         self._observation_size = dataset.observation_size
         self._action_size = dataset.action_size
-        self._n_steps = dataset.n_transitions
-        self._rows = _flat_rows(dataset).to(self.device)
         n = len(dataset)
-        self._lengths = torch.from_numpy(dataset.lengths).to(self.device)
-        # First row of each trajectory in the flat tensor: one extra row lies after each before it.
-        self._firsts = (torch.from_numpy(dataset.offsets[:-1]) + torch.arange(n)).to(self.device)
-        self._terminated = torch.from_numpy(dataset.terminated).to(self.device)
-        self._final_usable = torch.from_numpy(dataset.final_known | dataset.terminated).to(
-            self.device
-        )
+        self._rows = self._array(_flat_rows(dataset))
+        self._zero_row = len(self._rows) - 1
+        self._lengths = self._array(dataset.lengths)
+        # First row of each trajectory in the flat table: one extra row lies after each before it.
+        self._firsts = self._array(dataset.offsets[:-1] + np.arange(n))
+        self._places = self._array(np.arange(context_length + 1))
         self.set_weights(torch.ones(n) if weights is None else weights)
         self.probabilities = _probabilities(dataset, sampling, cost_ceiling)
-        self._cdf = (
-            None
-            if sampling == "trajectory"
-            else torch.from_numpy(np.cumsum(self.probabilities)).to(self.device)
-        )
+        self._cdf = None if sampling == "trajectory" else self._array(np.cumsum(self.probabilities))
         self._pareto_fraction = pareto_fraction
         self._pareto_increase = pareto_increase * float(np.ptp(dataset.returns))
         frontier = dataset.frontier()
-        self._frontier_rows = torch.from_numpy(frontier.rows).to(self.device)
-        self._frontier_costs = torch.from_numpy(frontier.costs).double().to(self.device)
+        self._frontier_rows = self._array(frontier.rows)
+        self._frontier_costs = self._array(frontier.costs.astype(np.float64))
         self._generator = torch.Generator(device=self.device)
         self._generator.manual_seed(seed)
-        self._places = torch.arange(context_length + 1, device=self.device)
 
     def set_weights(self, weights: Tensor) -> None:
         """Set the (M,) weight of each trajectory."""
-        expected = self._lengths.shape
-        if weights.shape != expected:
+        expected = tuple(self._lengths.shape)
+        if tuple(weights.shape) != expected:
             raise InvalidArgumentError(
-                f"`weights` must have shape {tuple(expected)}, got {tuple(weights.shape)}."
+                f"`weights` must have shape {expected}, got {tuple(weights.shape)}."
             )
-        self._weights = weights.float().to(self.device)
+        self._weights = self._array(weights.float().numpy())
 
     def sample(self) -> Batch:
         """Draw the next batch."""
-        uniform = torch.rand(
-            2, self.batch_size, dtype=torch.float64, generator=self._generator, device=self.device
-        )
+        n = len(self._lengths)
+        uniform = self._uniform(2)
         if self._cdf is None:
-            chosen = (uniform[0] * len(self._lengths)).long()
+            chosen = self._whole(uniform[0] * n)
         else:
-            chosen = torch.searchsorted(self._cdf, uniform[0] * self._cdf[-1], right=True)
-            chosen = chosen.clamp_(max=len(self._lengths) - 1)
+            at = uniform[0] * self._cdf[-1]
+            chosen = self._xp.searchsorted(self._cdf, at, side="right").clip(max=n - 1)
         if not self._pareto_fraction:
-            return self.windows(chosen, (uniform[1] * self._lengths[chosen]).long())
+            return self._windows(chosen, self._whole(uniform[1] * self._lengths[chosen]))
         chosen, more_return, more_cost = self._relabel(chosen)
-        batch = self.windows(chosen, (uniform[1] * self._lengths[chosen]).long())
+        batch = self._windows(chosen, self._whole(uniform[1] * self._lengths[chosen]))
         return replace(
             batch,
-            rtg=batch.rtg + more_return[:, None] * batch.mask,
-            ctg=batch.ctg + more_cost[:, None] * batch.mask,
+            rtg=batch.rtg + self._tensor(more_return).float()[:, None] * batch.mask,
+            ctg=batch.ctg + self._tensor(more_cost).float()[:, None] * batch.mask,
         )
-
-    def _relabel(self, chosen: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Swap some trajectories for frontier ones, with what their tokens gain."""
-        draw = torch.rand(
-            3, len(chosen), dtype=torch.float64, generator=self._generator, device=self.device
-        )
-        low, high = self._frontier_costs[0], self._frontier_costs[-1]
-        cost = low + draw[1] * (high - low)
-        place = torch.searchsorted(self._frontier_costs, cost, right=True) - 1
-        swapped = draw[0] < self._pareto_fraction
-        more_cost = (cost - self._frontier_costs[place]) * swapped
-        more_return = draw[2] * self._pareto_increase * swapped
-        rows = torch.where(swapped, self._frontier_rows[place], chosen)
-        return rows, more_return.float(), more_cost.float()
 
     def windows(self, trajectories: Tensor, starts: Tensor) -> Batch:
         """The windows that begin at step `starts` of `trajectories`, both (B,) int64."""
+        return self._windows(self._array(trajectories.numpy()), self._array(starts.numpy()))
+
+    def _windows(self, chosen: Any, starts: Any) -> Batch:
         size_o, size_a = self._observation_size, self._action_size
-        length = self._lengths[trajectories]
-        step = starts[:, None] + self._places[:-1]  # (B, T)
-        mask = step < length[:, None]
+        length = self._lengths[chosen][:, None]
+        place = starts[:, None] + self._places  # (B, T + 1)
+        step = place[:, :-1]
+        mask = step < length
         # T + 1 rows from the start: steps, the final observation, then the row of zeros.
-        place = starts[:, None] + self._places
-        rows = self._firsts[trajectories, None] + place
-        rows = rows.masked_fill_(place > length[:, None], len(self._rows) - 1)
-        block = self._rows.index_select(0, rows.flatten()).view(*rows.shape, -1)  # (B, T + 1, D)
+        rows = self._xp.where(place > length, self._zero_row, self._firsts[chosen][:, None] + place)
+        block = self._take(rows)  # (B, T + 1, D)
         now = block[:, :-1]
-        # The row after the last step holds an observation, which is padding in `obs`.
-        obs = now[..., :size_o] * mask[..., None]
-        next_obs = block[:, 1:, :size_o]
-        last = step == length[:, None] - 1
+        flags = now[..., -1]
+        tensor = self._tensor
         return Batch(
-            obs=obs,
-            actions=now[..., size_o : size_o + size_a],
-            rewards=now[..., -4],
-            costs=now[..., -3],
-            rtg=now[..., -2],
-            ctg=now[..., -1],
-            timesteps=step * mask,
-            mask=mask,
-            next_obs=next_obs,
-            terminals=last & self._terminated[trajectories, None],
-            next_known=mask & (~last | self._final_usable[trajectories, None]),
-            weights=self._weights[trajectories],
-            trajectories=trajectories,
+            # The row after the last step holds an observation, which is padding in `obs`.
+            obs=tensor(now[..., :size_o] * mask[..., None]),
+            actions=tensor(now[..., size_o : size_o + size_a]),
+            rewards=tensor(now[..., -5]),
+            costs=tensor(now[..., -4]),
+            rtg=tensor(now[..., -3]),
+            ctg=tensor(now[..., -2]),
+            timesteps=tensor(step * mask),
+            mask=tensor(mask),
+            next_obs=tensor(block[:, 1:, :size_o]),
+            terminals=tensor(flags > 1),
+            next_known=tensor(flags > 0),
+            weights=tensor(self._weights[chosen]),
+            trajectories=tensor(chosen),
         )
+
+    def _relabel(self, chosen: Any) -> tuple[Any, Any, Any]:
+        """Swap some trajectories for frontier ones, with what their tokens gain."""
+        draw = self._uniform(3)
+        low, high = self._frontier_costs[0], self._frontier_costs[-1]
+        cost = low + draw[1] * (high - low)
+        place = self._xp.searchsorted(self._frontier_costs, cost, side="right") - 1
+        swapped = draw[0] < self._pareto_fraction
+        more_cost = (cost - self._frontier_costs[place]) * swapped
+        more_return = draw[2] * self._pareto_increase * swapped
+        return self._xp.where(swapped, self._frontier_rows[place], chosen), more_return, more_cost
+
+    def _uniform(self, n: int) -> Any:
+        """(n, B) uniform numbers in float64, so that long trajectories are reached evenly."""
+        size = (n, self.batch_size)
+        draw = torch.rand(size, dtype=torch.float64, generator=self._generator, device=self.device)
+        return draw.numpy() if self._xp is np else draw
+
+    def _whole(self, values: Any) -> Any:
+        return values.astype(np.int64) if self._xp is np else values.long()
+
+    def _take(self, rows: Any) -> Any:
+        if self._xp is np:
+            return self._rows.take(rows, axis=0)
+        return self._rows.index_select(0, rows.flatten()).view(*rows.shape, -1)
+
+    def _array(self, values: np.ndarray[Any, Any]) -> Any:
+        """Where the sampler computes: numpy for the CPU, a tensor on another device."""
+        return values if self._xp is np else torch.from_numpy(values).to(self.device)
+
+    def _tensor(self, values: Any) -> Tensor:
+        return torch.from_numpy(values) if self._xp is np else values
 
     def state_dict(self) -> dict[str, Tensor]:
         """What is needed to draw the same batches from here on."""
@@ -210,32 +224,48 @@ class WindowSampler:
         self._generator.set_state(state["generator"])
 
 
+def _array_module(device: torch.device) -> Any:
+    return np if device.type == "cpu" else torch
+
+
 def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) -> Tensor:
     """Divide by the mean under the sampler, then clip: the loss keeps its scale (row 6)."""
     mean = (weights * probabilities).sum() / probabilities.sum()
     return (weights / mean).clamp(max=maximum)
 
 
-def _flat_rows(dataset: TrajectoryDataset) -> Tensor:
-    """(N + M + 1, O + A + 4): observation, action, reward, cost, RTG, CTG; the last row is zero."""
+def _flat_rows(dataset: TrajectoryDataset) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """(N + M + 1, O + A + 5): observation, action, reward, cost, RTG, CTG and a flag of each step.
+
+    The flag is 2 at a terminal, else 1 where the next observation is known, else 0. The row after
+    each trajectory holds its final observation only, the very last row nothing. Rows are filled a
+    block of trajectories at a time, so that no second copy of the data exists on the way.
+    """
     size_o, size_a = dataset.observation_size, dataset.action_size
     n, m = dataset.n_transitions, len(dataset)
-    ends = torch.zeros(n, dtype=torch.bool)
-    ends[torch.from_numpy(dataset.offsets[1:] - 1)] = True
-    rtg, ctg = (
-        returns_to_go(torch.from_numpy(values), ends).numpy()
-        for values in (dataset.step_rewards, dataset.step_costs)
-    )
-    rows = np.zeros((n + m + 1, size_o + size_a + 4), dtype=np.float32)
-    columns = (dataset.step_rewards, dataset.step_costs, rtg, ctg)
-    for i, (start, end) in enumerate(pairwise(dataset.offsets)):  # by slices: no temporary copies
-        part = rows[start + i : end + i]
-        part[:, :size_o] = dataset.observations[start:end]
-        part[:, size_o : size_o + size_a] = dataset.actions[start:end]
-        for place, values in enumerate(columns, start=size_o + size_a):
-            part[:, place] = values[start:end]
-        rows[end + i, :size_o] = dataset.final_observations[i]
-    return torch.from_numpy(rows)
+    rows = np.zeros((n + m + 1, size_o + size_a + 5), dtype=np.float32)
+    offsets = dataset.offsets
+    first = 0
+    while first < m:
+        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK)) - 1)
+        base = offsets[first]
+        ends = torch.zeros(int(offsets[last] - base), dtype=torch.bool)
+        ends[torch.from_numpy(offsets[first + 1 : last + 1] - base - 1)] = True
+        block = slice(base, offsets[last])
+        rewards, costs = dataset.step_rewards[block], dataset.step_costs[block]
+        rtg, ctg = (returns_to_go(torch.from_numpy(x), ends).numpy() for x in (rewards, costs))
+        for i in range(first, last):
+            start, end = offsets[i], offsets[i + 1]
+            part, own = rows[start + i : end + i], slice(start - base, end - base)
+            part[:, :size_o] = dataset.observations[start:end]
+            part[:, size_o : size_o + size_a] = dataset.actions[start:end]
+            for column, values in zip((-5, -4, -3, -2), (rewards, costs, rtg, ctg), strict=True):
+                part[:, column] = values[own]
+            part[:, -1] = 1.0
+            part[-1, -1] = 2.0 if dataset.terminated[i] else float(dataset.final_known[i])
+            rows[end + i, :size_o] = dataset.final_observations[i]
+        first = last
+    return rows
 
 
 def _probabilities(

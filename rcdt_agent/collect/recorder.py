@@ -1,0 +1,193 @@
+"""`TrajectoryRecorder`: complete trajectories of any safe environment, whoever drives it."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent.data.dataset import Floats, TrajectoryDataset
+from rcdt_agent.deploy.tokens import CostFunction
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Trajectory:
+    """One episode from reset to its end; T steps."""
+
+    observations: Floats
+    """(T + 1, O): before each step, and after the last."""
+    actions: Floats
+    """(T, A) as given to `step`."""
+    rewards: Floats
+    """(T,) as the environment paid them."""
+    costs: Floats
+    """(T,)."""
+    terminated: bool
+    truncated: bool
+
+    def __len__(self) -> int:
+        """Number of steps."""
+        return len(self.rewards)
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards."""
+        return float(self.rewards.sum(dtype=np.float64))
+
+    @property
+    def episode_cost(self) -> float:
+        """Sum of the costs."""
+        return float(self.costs.sum(dtype=np.float64))
+
+
+class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
+    """Records each episode that runs to its end; one that is abandoned leaves nothing behind.
+
+    `step` of the inner environment may return five or six values; here it is always five, with
+    `info["cost"]`, and at the end of an episode `info["trajectory"]` holds the `Trajectory`, which
+    is how it travels out of vector environments and other processes.
+    """
+
+    def __init__(
+        self,
+        env: gym.Env[Any, Any],
+        sink: Callable[[Trajectory], None] | None = None,
+        *,
+        cost_key: str = "cost",
+        cost_fn: CostFunction | None = None,
+    ) -> None:
+        """Wrap an environment.
+
+        Args:
+            env: Observations and actions must be boxes of rank 1.
+            sink: Receives each finished trajectory, for example `TrajectoryStore(...).append`. By
+                default they are kept in `trajectories`.
+            cost_key: Where in `info` the cost is (five-value steps).
+            cost_fn: Computes the cost instead: (observation, action, next observation, info).
+
+        Raises:
+            InvalidArgumentError: A space is not a box of rank 1.
+        """
+        super().__init__(env)
+        spaces = {"observation": env.observation_space, "action": env.action_space}
+        for name, space in spaces.items():
+            if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
+                raise InvalidArgumentError(
+                    f"`env` must have a {name} space that is a Box of rank 1, got {space}."
+                )
+        self.trajectories: list[Trajectory] = []
+        self._sink = self.trajectories.append if sink is None else sink
+        self._cost_key, self._cost_fn = cost_key, cost_fn
+        self._obs: Any = None
+        self._recording = False
+        self._rows: list[tuple[Floats, float, float]] = []  # action, reward, cost
+        self._observations: list[Floats] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; whatever was in flight is forgotten."""
+        self._obs, info = self.env.reset(seed=seed, options=options)
+        self._rows, self._observations = [], [_copy(self._obs)]
+        self._recording = True
+        return self._obs, info
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step and write down; at the end of the episode hand the trajectory over."""
+        if not self._recording:
+            raise gym.error.ResetNeeded("Call `reset` before `step`: no episode is running.")
+        taken = _copy(action)  # before the environment may change it
+        values: Any = self.env.step(action)
+        if len(values) == 6:
+            obs, reward, cost, terminated, truncated, info = values
+        else:
+            obs, reward, terminated, truncated, info = values
+            cost = None if self._cost_fn else self._cost_in(info)
+        if self._cost_fn:
+            cost = self._cost_fn(self._obs, action, obs, info)
+        cost, reward = float(cost), float(reward)
+        if not (np.isfinite(cost) and cost >= 0):
+            raise InvalidArgumentError(f"The cost of a step must be finite and >= 0, got {cost}.")
+        self._obs = obs
+        self._rows.append((taken, reward, cost))
+        self._observations.append(_copy(obs))
+        info = {**info, "cost": cost}
+        if terminated or truncated:
+            self._recording = False
+            trajectory = self._finished(bool(terminated), bool(truncated))
+            if trajectory is not None:
+                self._sink(trajectory)
+                info["trajectory"] = trajectory
+        return obs, reward, bool(terminated), bool(truncated), info
+
+    def dataset(self, name: str = "recorded") -> TrajectoryDataset:
+        """The finished trajectories in `trajectories`."""
+        return join_trajectories(self.trajectories, name)
+
+    def save(self, path: str | Path) -> None:
+        """Write the finished trajectories in `trajectories` as HDF5, complete or not at all."""
+        self.dataset().to_hdf5(path)
+
+    def _finished(self, terminated: bool, truncated: bool) -> Trajectory | None:
+        """The trajectory, or None (and a warning) if the simulator produced NaN or infinity."""
+        actions, rewards, costs = zip(*self._rows, strict=True)
+        arrays = {
+            "observations": np.stack(self._observations),
+            "actions": np.stack(actions),
+            "rewards": np.array(rewards, dtype=np.float32),
+            "costs": np.array(costs, dtype=np.float32),
+        }
+        bad = [key for key, array in arrays.items() if not np.isfinite(array).all()]
+        if bad:
+            warnings.warn(
+                f"A trajectory of {len(rewards)} steps is left out: `{bad[0]}` is not finite.",
+                stacklevel=3,
+            )
+            return None
+        return Trajectory(**arrays, terminated=terminated, truncated=truncated)
+
+    def _cost_in(self, info: dict[str, Any]) -> float:
+        if self._cost_key not in info:
+            raise InvalidArgumentError(
+                f"The environment reported no cost: `cost_key` is {self._cost_key!r}, `info` holds "
+                f"{sorted(info)}. Name the key, or give a `cost_fn`."
+            )
+        return float(info[self._cost_key])
+
+
+def join_trajectories(
+    trajectories: Sequence[Trajectory], name: str = "recorded"
+) -> TrajectoryDataset:
+    """Lay trajectories one after the other in a dataset.
+
+    Raises:
+        DatasetError: There is none.
+    """
+    if not trajectories:
+        raise DatasetError(f"{name}: no episode has run to its end yet, so there is no trajectory.")
+    terminals, timeouts = np.zeros((2, sum(map(len, trajectories))), dtype=np.bool_)
+    last = np.cumsum([len(trajectory) for trajectory in trajectories]) - 1
+    terminals[last] = [trajectory.terminated for trajectory in trajectories]
+    timeouts[last] = [trajectory.truncated for trajectory in trajectories]
+    return TrajectoryDataset.from_arrays(
+        observations=np.concatenate([t.observations[:-1] for t in trajectories]),
+        next_observations=np.concatenate([t.observations[1:] for t in trajectories]),
+        actions=np.concatenate([t.actions for t in trajectories]),
+        rewards=np.concatenate([t.rewards for t in trajectories]),
+        costs=np.concatenate([t.costs for t in trajectories]),
+        terminals=terminals,
+        timeouts=timeouts,
+        name=name,
+    )
+
+
+def _copy(values: npt.ArrayLike) -> Floats:
+    """A float32 copy: environments may write into the array they returned last."""
+    return np.array(values, dtype=np.float32)

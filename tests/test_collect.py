@@ -1,0 +1,482 @@
+"""Collection: recorder, store, balance, behaviours, and real, small collections."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from rcdt_agent.collect import (
+    TrajectoryRecorder,
+    TrajectoryStore,
+    balanced_rows,
+    collect_dataset,
+    default_behaviour,
+    make_controller,
+    read_parts,
+)
+from rcdt_agent.data import TrajectoryDataset
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.tasks.registry import get_task
+
+ROOT = Path(__file__).resolve().parent.parent
+ARRAYS = (
+    "observations", "actions", "step_rewards", "step_costs", "offsets", "terminated", "truncated",
+    "final_observations", "final_known",
+)  # fmt: skip
+
+READ_WITH_DSRL = """
+import sys
+import gymnasium as gym
+import h5py
+import numpy as np
+from dsrl.offline_env import OfflineEnv
+
+class Env(OfflineEnv):
+    def __init__(self, path):
+        super().__init__(max_episode_reward=1, min_episode_reward=0, max_episode_cost=1,
+                         min_episode_cost=0, dataset_url=None)
+        with h5py.File(path) as file:
+            sizes = file["observations"].shape[1], file["actions"].shape[1]
+        self.observation_space = gym.spaces.Box(-9, 9, (sizes[0],))
+        self.action_space = gym.spaces.Box(-1, 1, (sizes[1],))
+
+data = Env(sys.argv[1]).get_dataset(h5path=sys.argv[1])
+np.savez(sys.argv[2], **data)
+"""
+
+
+class Line(gym.Env):
+    """Walk on a line: x grows by the action, reward 10 a, cost |x|; ends at x >= 3 or after 5."""
+
+    observation_space = gym.spaces.Box(-np.inf, np.inf, (2,), dtype=np.float64)
+    action_space = gym.spaces.Box(-1.0, 1.0, (1,), dtype=np.float32)
+
+    def __init__(self, values=5, key="cost", delay=0.0):
+        self.values, self.key, self.delay = values, key, delay
+        self.buffer = np.zeros(2)  # one array for all observations, as some simulators do
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.buffer[:] = self.np_random.integers(0, 2) if seed is not None else 0, 0
+        return self.buffer, {}
+
+    def step(self, action):
+        time.sleep(self.delay)
+        self.buffer += action[0], 1
+        x, t = self.buffer
+        ends = bool(x >= 3), bool(t == 5)
+        if self.values == 6:
+            return self.buffer, 10 * action[0], abs(x), *ends, {}
+        return self.buffer, 10 * action[0], *ends, {self.key: abs(x)}
+
+
+def walk(env, actions):
+    env.reset()
+    for action in actions:
+        result = env.step(np.array([action], dtype=np.float32))
+    return result
+
+
+def assert_same(one, two):
+    for name in ARRAYS:
+        np.testing.assert_array_equal(getattr(one, name), getattr(two, name))
+
+
+# Recorder
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        (5, {}),
+        (6, {}),
+        (5, {"cost_key": "danger"}),
+        (5, {"cost_fn": lambda obs, action, following, info: abs(following[0])}),
+    ],
+)
+def test_recorder_stores_exact_values(values, options):
+    env = TrajectoryRecorder(Line(values, options.get("cost_key", "cost")), **options)
+    walk(env, [0.5, -1.0, 0.25, 0.25, 0.5])  # truncated at step 5
+    result = walk(env, [1.0, 1.0, 1.0])  # terminated at x = 3
+    assert len(result) == 5
+    assert result[4]["cost"] == 3.0
+    assert result[4]["trajectory"] is env.trajectories[1]
+    data = env.dataset()
+    walked = [[0, 0], [0.5, 1], [-0.5, 2], [-0.25, 3], [0, 4], [0, 0], [1, 1], [2, 2]]
+    np.testing.assert_array_equal(data.observations, walked)
+    np.testing.assert_array_equal(data.actions[:, 0], [0.5, -1, 0.25, 0.25, 0.5, 1, 1, 1])
+    np.testing.assert_array_equal(data.step_rewards, [5, -10, 2.5, 2.5, 5, 10, 10, 10])
+    np.testing.assert_array_equal(data.step_costs, [0.5, 0.5, 0.25, 0, 0.5, 1, 2, 3])
+    np.testing.assert_array_equal(data.offsets, [0, 5, 8])
+    np.testing.assert_array_equal(data.final_observations, [[0.5, 5], [3, 3]])
+    assert data.terminated.tolist() == [False, True]
+    assert data.truncated.tolist() == [True, False]
+    assert data.final_known.all()
+
+
+def test_unfinished_episodes_are_not_stored(tmp_path):
+    env = TrajectoryRecorder(Line())
+    walk(env, [1.0, 1.0])  # given up
+    with pytest.raises(DatasetError, match="no episode has run to its end"):
+        env.dataset()
+    walk(env, [1.0, 1.0, 1.0])
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(np.array([1.0]))
+    walk(env, [0.5])  # in flight
+    env.save(tmp_path / "data.hdf5")
+    data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
+    assert len(data) == 1
+    np.testing.assert_array_equal(data.step_costs, [1, 2, 3])
+
+
+def test_recorder_refuses_what_it_cannot_store():
+    with pytest.raises(InvalidArgumentError, match="`cost_key` is 'cost', `info` holds \\['harm'"):
+        walk(TrajectoryRecorder(Line(key="harm")), [1.0])
+    with pytest.raises(InvalidArgumentError, match="cost of a step must be finite and >= 0, got -"):
+        walk(TrajectoryRecorder(Line(), cost_fn=lambda *_: -1.0), [1.0])
+    env = Line()
+    env.action_space = gym.spaces.Discrete(3)
+    with pytest.raises(InvalidArgumentError, match="action space that is a Box of rank 1"):
+        TrajectoryRecorder(env)
+
+
+def test_a_trajectory_with_nan_is_left_out():
+    class Broken(Line):
+        def step(self, action):
+            obs, reward, *rest = super().step(action)
+            return obs, np.nan if obs[0] == 2 else reward, *rest
+
+    env = TrajectoryRecorder(Broken())
+    with pytest.warns(UserWarning, match="3 steps is left out: `rewards` is not finite"):
+        result = walk(env, [1.0] * 3)
+    assert result[2] is True and "trajectory" not in result[4]
+    assert env.trajectories == []
+
+
+# Store
+
+
+def test_store_keeps_parts_and_resumes(tmp_path):
+    output = tmp_path / "data.hdf5"
+    store = TrajectoryStore(output, options={"seed": 1}, seconds=0.0)  # a part for each
+    env = TrajectoryRecorder(Line(), store.append)
+    walk(env, [1.0, 1.0, 1.0])
+    assert len(TrajectoryDataset.from_hdf5(output)) == 1  # readable at once
+    walk(env, [0.5] * 5)
+    store.begin_run(3)
+    walk(env, [0.0] * 5)
+    names = sorted(path.name for path in store.folder.glob("*.hdf5"))
+    ranges = ("000-00000000-00000001", "000-00000001-00000002", "003-00000000-00000001")
+    assert names == [f"{name}.hdf5" for name in ranges]
+
+    with pytest.raises(InvalidArgumentError, match="continue it with `resume`"):
+        TrajectoryStore(output, options={"seed": 1})
+    with pytest.raises(InvalidArgumentError, match="`seed` must be 1 to resume .*, got 2"):
+        TrajectoryStore(output, options={"seed": 2}, resume=True)
+    again = TrajectoryStore(output, options={"seed": 1}, resume=True)
+    assert (len(again), again.count(0), again.count(3), again.last_run) == (3, 2, 1, 3)
+    assert read_parts(again.folder).returns.tolist() == [30.0, 25.0, 0.0]
+    data = again.finish()
+    assert_same(TrajectoryDataset.from_hdf5(output), data)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.hdf5"]
+    with pytest.raises(InvalidArgumentError, match="it is complete"):
+        TrajectoryStore(output, resume=True)
+
+
+def test_a_part_that_was_cut_short_never_counts(tmp_path):
+    store = TrajectoryStore(tmp_path / "data.hdf5", seconds=0.0)
+    walk(TrajectoryRecorder(Line(), store.append), [1.0] * 3)
+    (store.folder / ".000-00000001-00000002.hdf5.12345678.partial").write_bytes(b"half")
+    again = TrajectoryStore(tmp_path / "data.hdf5", resume=True)
+    assert len(again) == len(again.read()) == 1
+
+
+# Balance
+
+
+def test_balance_by_hand():
+    # Two by two cells, borders at return 5 and cost 2; five trajectories in the lower left one.
+    returns = np.array([0, 1, 2, 3, 4, 10, 9, 0.0])
+    costs = np.array([0, 0, 1, 1, 1, 4, 0, 3.0])
+    chosen = {}
+    for seed in range(20):
+        rows = balanced_rows(
+            returns, costs, per_cell=2, return_cells=2, cost_cells=2, seed=seed
+        ).tolist()
+        assert rows[2:] == [5, 6, 7]
+        assert len(rows) == 5 and set(rows[:2]) < {0, 1, 2, 3, 4}
+        assert rows == sorted(rows)
+        chosen[seed] = tuple(rows[:2])
+    assert len(set(chosen.values())) > 5  # drawn at random
+    again = balanced_rows(returns, costs, per_cell=2, return_cells=2, cost_cells=2, seed=7)
+    assert tuple(again[:2]) == chosen[7]
+    assert balanced_rows(returns, costs, per_cell=9).tolist() == list(range(8))
+    assert balanced_rows(np.ones(4), np.ones(4), per_cell=1).size == 1
+
+
+def test_balance_refuses():
+    with pytest.raises(InvalidArgumentError, match="`per_cell` must be >= 1, got 0"):
+        balanced_rows([1.0], [1.0], per_cell=0)
+    with pytest.raises(InvalidArgumentError, match="must be of one shape"):
+        balanced_rows([1.0], [1.0, 2.0], per_cell=1)
+
+
+# Collection in an environment of one's own
+
+
+def test_same_seed_same_dataset_in_any_number_of_processes(tmp_path):
+    settings = {"steps": 60, "behaviour": "random", "per_cell": None}
+    one = collect_dataset(Line, tmp_path / "a.hdf5", seed=3, **settings)
+    two = collect_dataset(Line, tmp_path / "b.hdf5", seed=3, **settings)
+    far = collect_dataset(Line, tmp_path / "c.hdf5", seed=3, n_envs=2, **settings)
+    other = collect_dataset(Line, tmp_path / "d.hdf5", seed=4, **settings)
+    assert 60 <= one.n_transitions < 65
+    assert_same(one, two)
+    assert_same(one, far)
+    assert one.fingerprint != other.fingerprint
+    assert_same(TrajectoryDataset.from_hdf5(tmp_path / "a.hdf5"), one)
+
+
+def test_resume_continues_as_if_nothing_had_happened(tmp_path):
+    class Failing(Line):
+        episodes = 0
+
+        def reset(self, **kwargs):
+            Failing.episodes += 1
+            if Failing.episodes == 5:
+                raise KeyboardInterrupt
+            return super().reset(**kwargs)
+
+    settings = {"steps": 60, "behaviour": "random", "per_cell": 3, "max_trajectories": 8}
+    with pytest.raises(KeyboardInterrupt, match="4 complete trajectories are kept"):
+        collect_dataset(Failing, tmp_path / "a.hdf5", **settings)
+    assert len(TrajectoryDataset.from_hdf5(tmp_path / "a.hdf5")) == 4
+    resumed = collect_dataset(Failing, tmp_path / "a.hdf5", resume=True, **settings)
+    whole = collect_dataset(Line, tmp_path / "b.hdf5", **settings)
+    assert_same(resumed, whole)
+    assert len(whole) == 8
+
+
+def test_penalties_reach_ppo_but_not_the_data(tmp_path, monkeypatch):
+    from stable_baselines3.common.buffers import RolloutBuffer
+
+    seen = []
+    add = RolloutBuffer.add
+    monkeypatch.setattr(
+        RolloutBuffer,
+        "add",
+        lambda self, obs, action, reward, *rest: (
+            seen.append((obs.copy(), action.copy(), reward.copy())),
+            add(self, obs, action, reward, *rest),
+        )[1],
+    )
+    settings = {"behaviour": "ppo", "steps": 128, "per_cell": None, "n_envs": 2}
+    data = collect_dataset(Line, tmp_path / "a.hdf5", penalties=(7.0,), **settings)
+    for obs, action, reward in seen:
+        action = np.clip(action, -1, 1)
+        costs = np.abs(obs[:, 0] + action[:, 0])
+        truncated = obs[:, 1] == 4  # where stable-baselines3 adds the value that would follow
+        expected = 10 * action[:, 0] - 7.0 * costs
+        np.testing.assert_allclose(reward[~truncated], expected[~truncated], rtol=1e-4)
+    np.testing.assert_allclose(data.step_rewards, 10 * data.actions[:, 0], rtol=1e-5)
+    assert 100 <= data.n_transitions <= 128
+    again = collect_dataset(Line, tmp_path / "b.hdf5", penalties=(7.0,), **settings)
+    assert_same(data, again)
+
+
+def test_ppo_resumes_without_repeating_itself(tmp_path):
+    class Noisy(Line):
+        """Each seed has its own start, so that a repeated episode would show."""
+
+        fail_at = 30
+        episodes = 0
+
+        def reset(self, *, seed=None, options=None):
+            Noisy.episodes += 1
+            if Noisy.episodes == Noisy.fail_at:
+                raise KeyboardInterrupt
+            super().reset(seed=seed)
+            self.buffer[:] = self.np_random.normal(), 0
+            return self.buffer, {}
+
+    settings = {"behaviour": "ppo", "steps": 200, "penalties": (0.0, 1.0), "per_cell": None}
+    with pytest.raises(KeyboardInterrupt, match="complete trajectories are kept"):
+        collect_dataset(Noisy, tmp_path / "a.hdf5", **settings)
+    before = TrajectoryDataset.from_hdf5(tmp_path / "a.hdf5")
+    data = collect_dataset(Noisy, tmp_path / "a.hdf5", resume=True, **settings)
+    assert len(data) > len(before)
+    assert_same(data.select(range(len(before))), before)
+    starts = data.observations[data.offsets[:-1], 0]
+    assert len(np.unique(starts)) == len(starts)
+    assert 180 <= data.n_transitions <= 210
+
+
+def test_arguments_are_checked(tmp_path):
+    path = tmp_path / "data.hdf5"
+    for wrong, message in (
+        ({"steps": 0}, "`steps` must be >= 1, got 0"),
+        ({"penalties": (0.0, -1.0)}, "`penalties` must be one or more finite numbers >= 0, got"),
+        ({"penalties": ()}, "`penalties` must be"),
+        ({"seed": -1}, "`seed` must be >= 0, got -1"),
+        ({"per_cell": 0}, "`per_cell` must be >= 1, got 0"),
+        ({"behaviour": "idm"}, "idm drives MetaDrive's tasks only, not an environment of your own"),
+        ({"behaviour": "magic"}, "`behaviour` must be one of .*, got 'magic'"),
+        ({"behaviour": "scripted"}, "scripted drives BallRun, .*, not an environment"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=message):
+            collect_dataset(Line, path, **wrong)
+    with pytest.raises(InvalidArgumentError, match="must end its episodes, but one has run for 4"):
+        collect_dataset(Line, path, steps=4, behaviour="random")
+    with pytest.raises(DatasetError, match="no episode has run to its end"):
+        collect_dataset(Line, tmp_path / "b.hdf5", steps=2, behaviour="ppo", penalties=(0.0,))
+    assert not path.exists()
+
+
+def test_default_behaviours():
+    names = {"BallRun": "scripted", "CarCircle": "scripted", "DroneRun": "ppo", "easymean": "idm"}
+    for name, behaviour in (names | {"HopperVelocity": "ppo", "CarCircle1": "ppo"}).items():
+        assert default_behaviour(get_task(name)) == behaviour
+    assert default_behaviour(None) == "ppo"
+    with pytest.raises(InvalidArgumentError, match="scripted drives .*, not DroneRun: use ppo"):
+        make_controller("scripted", get_task("DroneRun"))
+
+
+def test_example(tmp_path, capsys):
+    spec = importlib.util.spec_from_file_location("own", ROOT / "examples" / "collect_own_data.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.main(episodes=10, output=tmp_path / "drone.hdf5")
+    assert "trajectories=10, transitions=500" in capsys.readouterr().out
+    assert TrajectoryDataset.from_hdf5(tmp_path / "drone.hdf5").costs.max() > 0
+
+
+# Real simulators, by the command, in processes of their own
+
+
+def start(folder, *words):
+    environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
+    command = [sys.executable, "-m", "rcdt_agent.cli_collect", *map(str, words)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
+
+
+def collect(folder, *words):
+    process = start(folder, *words)
+    said, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, said
+    return said
+
+
+def assert_dsrl_reads(path, data):
+    out = path.with_suffix(".npz")
+    subprocess.run(
+        [sys.executable, "-c", READ_WITH_DSRL, path, out], check=True, capture_output=True
+    )
+    theirs = np.load(out)
+    np.testing.assert_array_equal(theirs["observations"], data.observations)
+    np.testing.assert_array_equal(theirs["rewards"], data.step_rewards)
+    np.testing.assert_array_equal(theirs["costs"], data.step_costs)
+    last = data.offsets[1:] - 1
+    np.testing.assert_array_equal(theirs["next_observations"][last], data.final_observations)
+    np.testing.assert_array_equal(theirs["terminals"][last], data.terminated)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.parametrize(
+    ("task", "length", "best_return", "most_cost"),
+    [("BallRun", 100, 700, 60), ("BallCircle", 200, 500, 50), ("CarRun", 200, 500, 50)],
+)
+def test_scripted_drivers_span_the_plane(tmp_path, task, length, best_return, most_cost):
+    collect(tmp_path, task, "--output", "data.hdf5", "--steps", 20 * length, "--per-cell", 20)
+    data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
+    assert data.lengths.tolist() == [length] * 20
+    assert data.truncated.all() and not data.terminated.any()
+    assert data.costs.min() == 0 and data.costs.max() > most_cost
+    assert data.returns.max() > best_return
+    assert data.returns.max() > data.returns[data.costs <= 10].max() + 50  # risk pays
+    assert np.abs(data.actions).max() <= 1.0
+    assert_dsrl_reads(tmp_path / "data.hdf5", data)
+    record = json.loads((tmp_path / "data.hdf5.json").read_text())
+    assert record["command"].startswith(
+        f"rcdt collect Offline{task}-v0 --output data.hdf5 --steps {20 * length} --behaviour "
+        f"scripted --n-envs 1 --seed 0 --per-cell 20"
+    )
+    assert record["summary"]["trajectories"] == 20
+    assert record["versions"]["pybullet"]
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.safety_gymnasium
+def test_velocity_task_with_ppo(tmp_path):
+    words = ("--steps", 4000, "--penalties", 0, 2, "--n-envs", 2, "--per-cell", 100)
+    collect(tmp_path, "HopperVelocity", "--output", "data.hdf5", *words)
+    data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
+    assert (data.observation_size, data.action_size) == (11, 3)
+    assert 3500 <= data.n_transitions <= 4000
+    assert data.terminated.mean() > 0.9  # a hopper that learns falls
+    assert data.costs.max() > 0
+    assert_dsrl_reads(tmp_path / "data.hdf5", data)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_metadrive_with_idm(tmp_path):
+    words = ("--steps", 1001, "--n-envs", 1, "--per-cell", 100, "--seed", 3)
+    collect(tmp_path, "easysparse", "--output", "data.hdf5", *words)
+    data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
+    assert (data.observation_size, data.action_size) == (259, 2)
+    assert len(data) >= 2
+    assert data.returns.max() > 100  # it gets somewhere
+    assert_dsrl_reads(tmp_path / "data.hdf5", data)
+
+
+def wait_for(path, process, seconds=60):
+    end = time.monotonic() + seconds
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.parametrize(("how", "n_envs"), [(signal.SIGINT, 2), (signal.SIGKILL, 1)])
+def test_interrupted_collection(tmp_path, how, n_envs):
+    """Whatever ends it: only whole trajectories, readable, and a resumption that knows them."""
+    output = tmp_path / "data.hdf5"
+    words = ("BallRun", "--output", output, "--per-cell", 10_000, "--n-envs", n_envs)
+    process = start(tmp_path, *words, "--steps", 10_000_000)
+    wait_for(output, process)
+    time.sleep(0.3)
+    process.send_signal(how)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == (130 if how == signal.SIGINT else -signal.SIGKILL), said
+    kept = TrajectoryDataset.from_hdf5(output)
+    parts = read_parts(tmp_path / "data.hdf5.parts")
+    assert set(kept.lengths) == set(parts.lengths) == {100}
+    assert parts.truncated.all() and parts.final_known.all()
+    if how == signal.SIGINT:
+        assert f"Interrupted: {len(parts)} complete trajectories are kept" in said
+        assert "`--resume` continues" in said
+        assert_same(kept, parts)
+    steps = 100 * (len(parts) + 5)
+    collect(tmp_path, *words, "--steps", steps, "--resume")
+    data = TrajectoryDataset.from_hdf5(output)
+    assert len(data) == len(parts) + 5
+    assert_same(data.select(range(len(parts))), parts)
+    starts = [data.observations[a:b].tobytes() for a, b in pairwise(data.offsets)]
+    assert len(set(starts)) == len(data)  # no trajectory twice
+    assert not (tmp_path / "data.hdf5.parts").exists()
