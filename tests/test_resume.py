@@ -65,7 +65,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     kills = 0
     for _ in range(2):
         process = start(broken)
-        time.sleep(random.uniform(0.3, 1.5))
+        time.sleep(random.uniform(0.1, 0.8))
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
             kills += 1
