@@ -31,13 +31,14 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.acting import act, observation_rows
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
-from rcdt_agent.deploy.tokens import CostFunction, ReturnCostTokens, split_tokens
+from rcdt_agent.deploy.tokens import ReturnCostTokens, split_tokens
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
 from rcdt_agent.learner import Learner, make_policy
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.sb3 import StableBaselinesFace
 from rcdt_agent.scaling import Scaling
+from rcdt_agent.steps import CostFunction
 from rcdt_agent.tasks.registry import Task, get_task
 from rcdt_agent.training import train
 

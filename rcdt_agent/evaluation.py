@@ -16,6 +16,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.progress import progress
+from rcdt_agent.steps import read_step
 
 if TYPE_CHECKING:
     from rcdt_agent.agent import RCDT
@@ -202,15 +203,8 @@ class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=own, options=options)
 
     def step(self, action: Any) -> Any:
-        values: Any = self.env.step(action)
-        if len(values) == 6:
-            obs, reward, cost, terminated, truncated, info = values
-            return obs, reward, terminated, truncated, {**info, "cost": cost}
-        if "cost" not in values[4]:
-            raise InvalidArgumentError(
-                f"The environment reported no cost: `info` holds {sorted(values[4])}."
-            )
-        return values
+        obs, reward, _, terminated, truncated, info = read_step(self.env.step(action))
+        return obs, reward, terminated, truncated, info
 
 
 def _run(

@@ -76,8 +76,8 @@ class Learner:
             weight_decay=config.weight_decay,
             fused=True,
         )
-        self.temperature = torch.tensor(config.initial_temperature, device=self.device)
-        self.log_temperature = self.temperature.log().requires_grad_()
+        initial = torch.tensor(config.initial_temperature, device=self.device)
+        self.log_temperature = initial.log().requires_grad_()
         self.temperature_optimizer = torch.optim.Adam(
             [self.log_temperature], lr=config.learning_rate, betas=config.adam_betas
         )
@@ -130,8 +130,9 @@ class Learner:
         if active:
             self.critic_step(batch)
         self.policy_step(batch, with_critics=active)
-        if active:
+        if active and self.config.q_guidance:
             soft_update(self.reward_target, self.reward_critic, self.config.target_rate)
+        if active and self.config.cost_penalty:
             soft_update(self.cost_target, self.cost_critic, self.config.target_rate)
         self.step_count += 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import Any
 
 import gymnasium as gym
@@ -14,7 +15,7 @@ from rcdt_agent.errors import InvalidArgumentError
 Env = gym.Env[Any, Any]
 
 
-class StableBaselinesFace:
+class StableBaselinesFace(ABC):
     """Logger, environment, seed and parameters, as callbacks and helpers expect them."""
 
     verbose: int
@@ -26,11 +27,13 @@ class StableBaselinesFace:
     _logger: Logger | None = None
     _rng: Tensor | None = None
 
+    @abstractmethod
     def _modules(self) -> dict[str, nn.Module]:
-        raise NotImplementedError
+        """The networks by name."""
 
+    @abstractmethod
     def _check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
-        raise NotImplementedError
+        """Refuse spaces that are not the data's."""
 
     @property
     def logger(self) -> Logger:

@@ -322,6 +322,37 @@ def test_ppo_resumes_without_repeating_itself(tmp_path):
     assert 180 <= data.n_transitions <= 210
 
 
+def test_ppo_continues_from_its_policy_and_unpickles_nothing(tmp_path, monkeypatch):
+    import torch
+    from stable_baselines3 import PPO
+
+    from rcdt_agent.checkpoint import read_checkpoint
+    from rcdt_agent.collect.ppo import train_ppo
+    from rcdt_agent.errors import CheckpointError
+
+    monkeypatch.setattr("rcdt_agent.collect.ppo.ROLLOUT", 16)  # the policy is saved after each
+    store = TrajectoryStore(tmp_path / "data.hdf5")
+
+    def run():
+        train_ppo(
+            Line, store, penalty=0.0, steps=64, seed=0, n_envs=1, subprocesses=False,
+            record=store.append,
+        )  # fmt: skip
+
+    run()
+    path = store.folder / "policy-000.zip"
+    _, saved = read_checkpoint(path, "PPO")
+    weights = {k.removeprefix("policy/"): v for k, v in saved.items() if k.startswith("policy/")}
+    seen = {}
+    monkeypatch.setattr(PPO, "learn", lambda self, *_, **__: seen.update(self.policy.state_dict()))
+    run()
+    assert set(seen) == set(weights)
+    assert all(torch.equal(seen[name], value) for name, value in weights.items())
+    torch.save({"a pickle": 1}, path)
+    with pytest.raises(CheckpointError, match="not an rcdt_agent checkpoint"):
+        run()
+
+
 def test_arguments_are_checked(tmp_path):
     path = tmp_path / "data.hdf5"
     for wrong, message in (

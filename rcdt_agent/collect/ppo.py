@@ -14,6 +14,12 @@ from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from rcdt_agent.checkpoint import (
+    flatten_state,
+    read_checkpoint,
+    unflatten_state,
+    write_checkpoint,
+)
 from rcdt_agent.collect.episodes import EnvMaker, discard
 from rcdt_agent.collect.recorder import Trajectory, TrajectoryRecorder
 from rcdt_agent.collect.store import TrajectoryStore
@@ -87,16 +93,16 @@ def train_ppo(
     venv: VecEnv = SubprocVecEnv(makers) if subprocesses else DummyVecEnv(makers)  # type: ignore[arg-type]
     saved = store.folder / f"policy-{store.run:03d}.zip"
     try:
+        n_steps = max(2, min(ROLLOUT, steps) // n_envs)
+        whole = n_steps * n_envs  # minibatches divide it, or PPO warns
+        batch = next(size for size in (64, 50, 40, 32, 20, 10, whole) if whole % size == 0)
+        number = int(np.random.SeedSequence((seed, store.run)).generate_state(1)[0] >> 1)
+        model = PPO("MlpPolicy", venv, n_steps=n_steps, batch_size=batch, seed=number, device="cpu")
         if saved.is_file():
-            model = PPO.load(saved, env=venv, device="cpu")
-        else:
-            n_steps = max(2, min(ROLLOUT, steps) // n_envs)
-            whole = n_steps * n_envs  # minibatches divide it, or PPO warns
-            batch = next(size for size in (64, 50, 40, 32, 20, 10, whole) if whole % size == 0)
-            number = int(np.random.SeedSequence((seed, store.run)).generate_state(1)[0] >> 1)
-            model = PPO(
-                "MlpPolicy", venv, n_steps=n_steps, batch_size=batch, seed=number, device="cpu"
-            )
+            meta, tensors = read_checkpoint(saved, "PPO")
+            state = unflatten_state(tensors, meta["structure"])
+            model.policy.load_state_dict(state["policy"])
+            model.policy.optimizer.load_state_dict(state["optimizer"])
         model.learn(steps, callback=_Record(record, steps, saved))
     finally:
         venv.close()
@@ -116,9 +122,12 @@ class _Record(BaseCallback):
         return self.num_timesteps < self._steps
 
     def _on_rollout_end(self) -> None:
-        partial_file = self._saved.with_suffix(".partial.zip")
-        self.model.save(partial_file)
-        partial_file.replace(self._saved)
+        # Our own format: stable-baselines3's is unpickled, and nothing we load may run.
+        policy: Any = self.model.policy
+        tensors, plain = flatten_state(
+            {"policy": policy.state_dict(), "optimizer": policy.optimizer.state_dict()}
+        )
+        write_checkpoint(self._saved, "PPO", {"structure": plain}, tensors)
 
 
 def _make_env(

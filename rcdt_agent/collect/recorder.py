@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent.data.dataset import Floats, TrajectoryDataset
-from rcdt_agent.deploy.tokens import CostFunction
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.steps import CostFunction, read_step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -104,28 +104,23 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         if not self._recording:
             raise gym.error.ResetNeeded("Call `reset` before `step`: no episode is running.")
         taken = _copy(action)  # before the environment may change it
-        values: Any = self.env.step(action)
-        if len(values) == 6:
-            obs, reward, cost, terminated, truncated, info = values
-        else:
-            obs, reward, terminated, truncated, info = values
-            cost = None if self._cost_fn else self._cost_in(info)
-        if self._cost_fn:
-            cost = self._cost_fn(self._obs, action, obs, info)
-        cost, reward = float(cost), float(reward)
-        if not (np.isfinite(cost) and cost >= 0):
-            raise InvalidArgumentError(f"The cost of a step must be finite and >= 0, got {cost}.")
+        obs, reward, cost, terminated, truncated, info = read_step(
+            self.env.step(action),
+            cost_key=self._cost_key,
+            cost_fn=self._cost_fn,
+            before=self._obs,
+            action=action,
+        )
         self._obs = obs
         self._rows.append((taken, reward, cost))
         self._observations.append(_copy(obs))
-        info = {**info, "cost": cost}
         if terminated or truncated:
             self._recording = False
-            trajectory = self._finished(bool(terminated), bool(truncated))
+            trajectory = self._finished(terminated, truncated)
             if trajectory is not None:
                 self._sink(trajectory)
                 info["trajectory"] = trajectory
-        return obs, reward, bool(terminated), bool(truncated), info
+        return obs, reward, terminated, truncated, info
 
     def dataset(self, name: str = "recorded") -> TrajectoryDataset:
         """The finished trajectories in `trajectories`."""
@@ -152,14 +147,6 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
             )
             return None
         return Trajectory(**arrays, terminated=terminated, truncated=truncated)
-
-    def _cost_in(self, info: dict[str, Any]) -> float:
-        if self._cost_key not in info:
-            raise InvalidArgumentError(
-                f"The environment reported no cost: `cost_key` is {self._cost_key!r}, `info` holds "
-                f"{sorted(info)}. Name the key, or give a `cost_fn`."
-            )
-        return float(info[self._cost_key])
 
 
 def join_trajectories(

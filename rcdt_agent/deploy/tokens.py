@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -10,9 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent.errors import InvalidArgumentError
-
-CostFunction = Callable[[Any, Any, Any, dict[str, Any]], float]
-"""(observation, action, next observation, info) -> cost of the step."""
+from rcdt_agent.steps import CostFunction, cost_in, read_step
 
 OBSERVATION, RTG, CTG = "observation", "rtg", "ctg"
 
@@ -73,24 +70,18 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Step, and take reward and cost off what is left."""
-        values: Any = self.env.step(action)
-        if len(values) == 6:
-            obs, reward, cost, terminated, truncated, info = values
-        else:
-            obs, reward, terminated, truncated, info = values
-            cost = None if self.cost_fn else _cost_in(info, self.cost_key)
-        if self.cost_fn:
-            cost = self.cost_fn(self._obs, action, obs, info)
-        cost = float(cost)
-        if not (np.isfinite(cost) and cost >= 0):
-            raise InvalidArgumentError(f"The cost of a step must be finite and >= 0, got {cost}.")
-        self._obs = obs
-        self._earned += float(reward)
+        self._obs, reward, cost, terminated, truncated, info = read_step(
+            self.env.step(action),
+            cost_key=self.cost_key,
+            cost_fn=self.cost_fn,
+            before=self._obs,
+            action=action,
+        )
+        self._earned += reward
         self._spent += cost
-        info = {**info, "cost": cost}
         if terminated or truncated:
             info |= {"episode_return": self._earned, "episode_cost": self._spent}
-        return self._tokens(), float(reward), bool(terminated), bool(truncated), info
+        return self._tokens(), reward, terminated, truncated, info
 
     def _tokens(self) -> dict[str, Any]:
         return {
@@ -170,7 +161,7 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         if not self._resets_next_step and ended.any() and final is not None:
             for i in np.flatnonzero(ended):  # that step's own cost, not the new episode's
                 own = final[i] if not isinstance(final, dict) else _row(final, i)
-                costs[i] = _cost_in(own, self.cost_key)
+                costs[i] = cost_in(own, self.cost_key)
                 present[i] = True
         missing = ~present & ~only_reset
         if missing.any():
@@ -211,15 +202,6 @@ def split_tokens(
         )
     rtg, ctg = (np.asarray(observation[key], dtype=np.float32) for key in (RTG, CTG))
     return observation[OBSERVATION], rtg, ctg
-
-
-def _cost_in(info: dict[str, Any], key: str) -> float:
-    if key not in info:
-        raise InvalidArgumentError(
-            f"The environment reported no cost: `cost_key` is {key!r}, `info` holds "
-            f"{sorted(info)}. Name the key, or give a `cost_fn`."
-        )
-    return float(info[key])
 
 
 def _row(infos: dict[str, Any], i: int) -> dict[str, Any]:

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
+from rcdt_agent.steps import read_step
 from rcdt_agent.tasks.registry import SUITES, Suite, Task, get_task
 
 Env = gym.Env[Any, Any]
@@ -166,14 +167,8 @@ class CheckedStep(gym.Wrapper[Any, Any, Any, Any]):
             )
         if not np.all(np.isfinite(action)):
             raise InvalidArgumentError(f"`action` must be finite, got {action}.")
-        values: Any = self.env.step(action)
-        if len(values) == 6:
-            obs, reward, cost, terminated, truncated, info = values
-            info = {**info, "cost": cost}
-        else:
-            obs, reward, terminated, truncated, info = values
-        info["cost"] = float(info["cost"])
-        return obs, float(reward), bool(terminated), bool(truncated), info
+        obs, reward, _, terminated, truncated, info = read_step(self.env.step(action))
+        return obs, reward, terminated, truncated, info
 
 
 class RepeatableReset(gym.Wrapper[Any, Any, Any, Any]):
