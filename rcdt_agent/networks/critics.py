@@ -77,7 +77,8 @@ class TwinCritic(nn.Module):
         self.layers = nn.ModuleList(
             TwinLinear(size_in, size_out) for size_in, size_out in pairwise(sizes)
         )
-        self.scale = scale
+        self.scale: Tensor
+        self.register_buffer("scale", torch.tensor(float(scale)))
 
     def forward(self, obs: Tensor, actions: Tensor) -> Tensor:
         """Estimates (2, ...) for observations (..., O) and actions (..., A), in units of reward."""
