@@ -37,7 +37,8 @@ def benchmark(
     """Train and evaluate methods on tasks by the paper's protocol; finished parts are kept.
 
     Writes results.json, results.md and one picture a task. Safe to interrupt and to repeat, also
-    with more tasks, methods or seeds: only what is missing is done.
+    with more tasks, methods or seeds: only what is missing is done. Without tasks, the tables of
+    what is finished in the folder are written again.
 
     Args:
         output: Folder for everything.
@@ -58,19 +59,22 @@ def benchmark(
     from rcdt_agent.benchmark import Protocol, run_benchmark
 
     chosen = [*tasks, *(task.name for task in tasks_of(suite))] if suite else list(tasks)
-    failures = run_benchmark(
-        output,
-        chosen,
-        methods,
-        datasets=_files(datasets),
-        seeds=seeds,
-        protocol=Protocol(preset=preset, steps=steps, episodes=episodes, holdout=holdout),
-        variant_of_data=variant_of_data,
-        overrides=overrides,
-        workers=workers,
-        device=device,
-    )
-    for path in write_results(output, shlex.join(["rcdt", *sys.argv[1:]])):
+    failures = []
+    if chosen or not (output / "protocol.json").is_file():
+        failures = run_benchmark(
+            output,
+            chosen,
+            methods,
+            datasets=_files(datasets),
+            seeds=seeds,
+            protocol=Protocol(preset=preset, steps=steps, episodes=episodes, holdout=holdout),
+            variant_of_data=variant_of_data,
+            overrides=overrides,
+            workers=workers,
+            device=device,
+            command=shlex.join(["rcdt", *sys.argv[1:]]),
+        )
+    for path in write_results(output):
         _say(f"Written: {path}")
     _say((output / "results.md").read_text().split("\n\n## ")[0])
     for failure in failures:
@@ -80,13 +84,13 @@ def benchmark(
     return int(bool(failures))
 
 
-def write_results(folder: Path, command: str = "") -> list[Path]:
+def write_results(folder: Path) -> list[Path]:
     """Write results.json, results.md and the pictures of a benchmark's folder."""
     from rcdt_agent.benchmark import collect_results, dump_results, results_tables
     from rcdt_agent.benchmark.files import write_text
     from rcdt_agent.benchmark.pictures import draw_pictures
 
-    results = collect_results(folder, command=command)
+    results = collect_results(folder)
     written = [folder / "results.json", folder / "results.md"]
     write_text(written[0], dump_results(results))
     write_text(written[1], results_tables(results))

@@ -21,6 +21,8 @@ from rcdt_agent.config import PRESETS
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.progress import progress
 
+_NOTHING: dict[str, Any] = {"tasks": {}, "methods": {}, "seeds": [], "commands": []}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
@@ -114,6 +116,7 @@ def run_benchmark(
     overrides: Sequence[str] = (),
     workers: int = 1,
     device: str = "cpu",
+    command: str = "",
     progress_bar: bool = True,
 ) -> list[Failure]:
     """Train and evaluate what is missing in `folder`.
@@ -130,6 +133,7 @@ def run_benchmark(
         workers: Processes; with more than one, a script needs the guard
             `if __name__ == "__main__":`, and each uses one thread.
         device: Where to train.
+        command: The command line, noted for the reader.
         progress_bar: Show trainings and evaluations, finished and in all.
 
     Returns:
@@ -160,7 +164,7 @@ def run_benchmark(
             )
             for task in tasks
         ]
-        note_protocol(folder, protocol, prepared, parsed, seeds)
+        note_protocol(folder, protocol, prepared, parsed, seeds, command)
     cells = plan(folder, prepared, parsed, seeds, protocol, device=device)
     todo = [cell for cell in cells if not cell.trained or cell.missing]
     total = sum(1 + len(cell.methods) for cell in cells)
@@ -191,9 +195,10 @@ def note_protocol(
     tasks: Sequence[TaskData],
     methods: Sequence[Method],
     seeds: Sequence[int],
+    command: str = "",
 ) -> None:
     """Add what was asked to what the folder holds already."""
-    before = read_json(folder / "protocol.json") or {"tasks": {}, "methods": {}, "seeds": []}
+    before = read_json(folder / "protocol.json") or _NOTHING
     write_json(
         folder / "protocol.json",
         {
@@ -201,6 +206,7 @@ def note_protocol(
             "tasks": {**before["tasks"], **{data.label: data.to_dict() for data in tasks}},
             "methods": {**before["methods"], **{m.name: m.to_dict() for m in methods}},
             "seeds": sorted({*before["seeds"], *seeds}),
+            "commands": list(dict.fromkeys([*before["commands"], *([command] if command else [])])),
         },
     )
 
@@ -274,7 +280,10 @@ def _run_all(
             if sys.stderr.isatty():
                 bar.refresh()
     finally:
-        for process in [*(process for process, _ in busy.values()), *(p for _, p in idle)]:
+        for pipe, process in idle:
+            pipe.send(None)
+            process.join()
+        for process, _ in busy.values():
             process.terminate()
             process.join()
 
@@ -289,11 +298,11 @@ def _start_worker() -> tuple[Any, Any]:
 
 
 def _worker(pipe: Any) -> None:
-    """Work off cells as they come, on one thread; None says that one is finished."""
+    """Work off cells as they come, on one thread, until None; answer None after each."""
     die_with_parent()
     torch.set_num_threads(1)
-    while True:
-        work(pipe.recv(), lambda what, error: pipe.send((what, error)))
+    while (cell := pipe.recv()) is not None:
+        work(cell, lambda what, error: pipe.send((what, error)))
         pipe.send(None)
 
 

@@ -25,12 +25,11 @@ Results = dict[str, Any]
 _DRAWS = 2000
 
 
-def collect_results(folder: Path, *, command: str = "") -> Results:
+def collect_results(folder: Path) -> Results:
     """Everything finished in a benchmark's folder.
 
     Args:
         folder: As given to `run_benchmark`.
-        command: The command line, kept for the reader.
     """
     noted = read_json(folder / "protocol.json")
     if noted is None:
@@ -62,7 +61,7 @@ def collect_results(folder: Path, *, command: str = "") -> Results:
                 )
     return {
         "format": 1,
-        "command": command,
+        "commands": noted["commands"],
         "protocol": noted["protocol"],
         "tasks": noted["tasks"],
         "methods": noted["methods"],

@@ -214,9 +214,10 @@ def training_table(results: Results) -> str:
                 method,
                 str(trainings[0]["steps"]),
                 mean((training["seconds"] / 60 for training in trainings), 1),
+                mean(_lambda(training["metrics"]) for training in trainings),
                 *(
                     mean(training["metrics"].get(name) for training in trainings)
-                    for name in ("lambda", "cost_estimate", "weight_ess")
+                    for name in ("cost_estimate", "weight_ess")
                 ),
                 *(
                     mean(e and e["rmse"] / e["deviation"] if e and e["deviation"] else None
@@ -242,9 +243,8 @@ def training_table(results: Results) -> str:
 
 def commands_table(results: Results) -> str:
     """The command for the whole, and the one that makes any one cell again."""
-    lines = [f"Everything: `{results['command']}`", "", "One cell each:", "", "```bash"]
-    lines += [cell["command"] for cell in results["cells"]]
-    return "\n".join([*lines, "```"])
+    lines = ["```bash", "# everything", *results["commands"], "# any one cell"]
+    return "\n".join([*lines, *(cell["command"] for cell in results["cells"]), "```"])
 
 
 # -------------------------------------------------------------------- small things
@@ -270,6 +270,11 @@ def _average(found: dict[str, dict[str, Figures]], method: str) -> str:
     cost = sum(row.normalized_cost for row in known) / len(known)
     score = sum(row.normalized_return for row in known) / len(known)
     return _pair(score, cost, cost < 1, False)
+
+
+def _lambda(metrics: dict[str, float]) -> float | None:
+    """Lambda, where there is a cost penalty."""
+    return metrics.get("lambda") if "cost_estimate" in metrics else None
 
 
 def _sources(results: Results) -> str:
