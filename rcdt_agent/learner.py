@@ -107,6 +107,8 @@ class Learner:
             cost_ceiling=config.cost_ceiling,
             pareto_fraction=config.pareto_fraction,
             pareto_increase=config.pareto_increase,
+            relabel_fraction=config.relabel_fraction,
+            relabel_slack=cost_limit,
             device=self.device,
             seed=seed,
         )
