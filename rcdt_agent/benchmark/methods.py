@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from rcdt_agent.agent import RCDT
-from rcdt_agent.config import VARIANTS, Config, make_config
+from rcdt_agent.config import DEPLOYMENT, VARIANTS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource
 
@@ -20,7 +20,7 @@ BASELINES = ("bc", "bc-safe", "bc-safe-each")
 """bc imitates everything. bc-safe imitates what keeps the smallest budget: one policy, as the paper
 has it. bc-safe-each trains one policy for every budget."""
 
-DEPLOYMENT_FIELDS = frozenset({"ctg_floor", "target_quantile"})
+DEPLOYMENT_FIELDS = frozenset(DEPLOYMENT) - {"target_quantile"}  # which is fitted with the data
 """Fields of `Config` that act at deployment only: changing one does not retrain."""
 
 EVALUATION_ARGUMENTS = frozenset({"target_return", "deterministic"})
@@ -52,6 +52,20 @@ SWITCHES: dict[str, Switch] = {
         deploy={"target_return": "paper"},
     ),
     "floor": Switch(about="cost-to-go token never below zero", deploy={"ctg_floor": 0.0}),
+    "relabel": Switch(
+        about="half of the windows with a random slack in the cost token, so that it means at most",
+        config={"relabel_fraction": 0.5},
+    ),
+    "replan": Switch(
+        about="never asks for more than the data show with what is left of the budget",
+        deploy={"replan": True},
+    ),
+    "exhausted": Switch(
+        about="the least-cost mode once the budget is spent", deploy={"exhausted_mode": True}
+    ),
+    "shield": Switch(
+        about="critic shield with 32 candidate actions", deploy={"shield_candidates": 32}
+    ),
     "pareto": Switch(
         about="a fifth of the windows relabelled towards the frontier, as CDT's code does",
         config={"pareto_fraction": 0.2},
@@ -172,9 +186,6 @@ def deploy_agent(
     """
     changed = {name: value for name, value in method.deploy.items() if name in DEPLOYMENT_FIELDS}
     agent.config = replace(agent.config, **changed)
-    if "target_quantile" in changed:
-        assert agent.targets is not None
-        agent.targets = replace(agent.targets, quantile=changed["target_quantile"])
     for name in method.prepare:
         prepare = SWITCHES[name].prepare
         assert prepare is not None

@@ -8,6 +8,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -249,7 +250,7 @@ def _run_all(
 
     if workers == 1:
         for cell in cells:
-            work(cell, lambda what, error, cell=cell: told(cell, what, error))  # type: ignore[misc]
+            work(cell, partial(told, cell))
             ended(cell, "not done")
         return
     waiting = cells[::-1]
