@@ -7,25 +7,46 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.targets import ReturnTargets
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.progress import progress
 from rcdt_agent.steps import read_step
-
-if TYPE_CHECKING:
-    from rcdt_agent.agent import RCDT
+from rcdt_agent.tasks.registry import Task
 
 Env = gym.Env[Any, Any]
 EnvSource = str | Env | Callable[[], Env] | None
 Floats = npt.NDArray[np.float64]
 
 _BOOTSTRAP = 2000
+
+
+class BudgetPolicy(Protocol):
+    """What can be evaluated: an `RCDT`, or a policy that knows no budget in `BudgetBlind`."""
+
+    task: Task | None
+    targets: ReturnTargets | None
+
+    @property
+    def trained_on_published_data(self) -> bool:
+        """Whether DSRL's published range normalises the returns."""
+
+    def begin(
+        self, n_envs: int = 1, *, cost_budget: npt.ArrayLike, target_return: npt.ArrayLike
+    ) -> AgentState:
+        """A state for episodes about to start."""
+
+    def predict(
+        self, observation: Any, state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[npt.NDArray[np.float32], AgentState]:
+        """Actions for a batch, and the state to hand back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +141,7 @@ class BudgetReport:
 
 
 def evaluate_budgets(
-    agent: RCDT,
+    agent: BudgetPolicy,
     env: EnvSource = None,
     budgets: Sequence[float] | None = None,
     *,
@@ -138,7 +159,7 @@ def evaluate_budgets(
     the report does not depend on how it was computed.
 
     Args:
-        agent: A trained agent.
+        agent: A trained agent, or any other `BudgetPolicy`.
         env: A task or environment id, a function that makes one, one environment (used alone, in
             this process), or None for the agent's task.
         budgets: Cost budgets; default: those of the agent's task.
@@ -215,7 +236,7 @@ class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _run(
-    agent: RCDT,
+    agent: BudgetPolicy,
     venv: VecEnv,
     queues: list[list[tuple[int, int]]],
     budgets: Floats,
@@ -295,7 +316,7 @@ def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _reference(agent: RCDT) -> tuple[float, float, str]:
+def _reference(agent: BudgetPolicy) -> tuple[float, float, str]:
     """The range that normalises returns, and its name."""
     assert agent.targets is not None
     published = agent.trained_on_published_data
@@ -308,7 +329,7 @@ def _reference(agent: RCDT) -> tuple[float, float, str]:
 _SIDE_BY_SIDE = {"bullet": 16, "safety-gymnasium": 4, "metadrive": 1}
 
 
-def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
+def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
     """A function that makes the environment, its name, and how many to make in one process."""
     from rcdt_agent.errors import UnknownTaskError
     from rcdt_agent.tasks.registry import get_task
