@@ -292,7 +292,7 @@ class RCDT(StableBaselinesFace):
             (n_envs,),
         )
         if target_return is None and cost_budget is not None:
-            known = {budget: self._resolve(float(budget), "auto") for budget in set(budgets)}
+            known = {budget: self.resolve_target(float(budget), "auto") for budget in set(budgets)}
             target_return = [known[budget] for budget in budgets]
         return AgentState.begin(
             n_envs,
@@ -319,12 +319,19 @@ class RCDT(StableBaselinesFace):
         self._asked = (float(k), target_return)
         self._cost_budget = float(k)
         if self.targets is not None:
-            self._target_return = self._resolve(float(k), target_return)
+            self._target_return = self.resolve_target(float(k), target_return)
             self.targets.warn_if_uncovered(self._token(float(k)), self._target_return)
             if self.calibration is not None:
                 self.calibration.warn_if_uncovered(float(k))
             for env in self._wrapped:
                 env.set_targets(self._target_return, self._cost_budget)
+
+    def resolve_target(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
+        """The return that an episode at this budget is asked for: `auto`, `paper` or a number."""
+        if self.targets is None:
+            raise InvalidArgumentError("There is no target return before `learn` has seen data.")
+        budget = self._token(cost_budget) if target_return == "auto" else cost_budget
+        return self.targets.resolve(budget, target_return)
 
     @property
     def cost_budget(self) -> float:
@@ -414,7 +421,7 @@ class RCDT(StableBaselinesFace):
         )
         costs = np.array([result.costs for result in report.results])
         self.calibration = TokenCalibration.fit(tokens, costs, confidence=confidence, seed=seed)
-        self._target_return = self._resolve(self.cost_budget, self._asked[1])
+        self._target_return = self.resolve_target(self.cost_budget, self._asked[1])
         for env in self._wrapped:
             env.set_targets(self._target_return, self.cost_budget)
         return self.calibration
@@ -523,7 +530,7 @@ class RCDT(StableBaselinesFace):
             raise
         except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
             raise CheckpointError(f"{path}: its contents do not fit together ({error}).") from error
-        agent._target_return = agent._resolve(agent.cost_budget, agent._asked[1])
+        agent._target_return = agent.resolve_target(agent.cost_budget, agent._asked[1])
         if env is not None:
             agent.set_env(env)
         return agent
@@ -579,7 +586,7 @@ class RCDT(StableBaselinesFace):
         budget, target = self._asked
         if budget is None:
             self._cost_budget = reference
-            self._target_return = self._resolve(reference, target)
+            self._target_return = self.resolve_target(reference, target)
         else:
             self.set_cost_budget(budget, target)
 
@@ -627,12 +634,6 @@ class RCDT(StableBaselinesFace):
     def _require_policy(self) -> None:
         if self.policy is None:
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
-
-    def _resolve(self, budget: float, target_return: TargetReturn) -> float:
-        assert self.targets is not None
-        if target_return == "auto":
-            budget = self._token(budget)
-        return self.targets.resolve(budget, target_return)
 
     def _token(self, budget: float) -> float:
         """The budget that the policy is given for a budget."""

@@ -38,6 +38,9 @@ class BudgetPolicy(Protocol):
     def trained_on_published_data(self) -> bool:
         """Whether DSRL's published range normalises the returns."""
 
+    def resolve_target(self, cost_budget: float, target_return: Any) -> float:
+        """The return that an episode at this budget is asked for."""
+
     def begin(
         self, n_envs: int = 1, *, cost_budget: npt.ArrayLike, target_return: npt.ArrayLike
     ) -> AgentState:
@@ -177,7 +180,7 @@ def evaluate_budgets(
     budgets = task_budgets(agent, budgets)
     if n_episodes < 1 or not len(budgets):
         raise InvalidArgumentError("`n_episodes` must be >= 1 and `budgets` must not be empty.")
-    targets = [agent._resolve(budget, target_return) for budget in budgets]
+    targets = [agent.resolve_target(budget, target_return) for budget in budgets]
     jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
     given = isinstance(env, gym.Env)
     apart = subprocesses and not given
@@ -204,7 +207,7 @@ def evaluate_budgets(
     )
 
 
-def task_budgets(agent: RCDT, budgets: Sequence[float] | None) -> Sequence[float]:
+def task_budgets(agent: BudgetPolicy, budgets: Sequence[float] | None) -> Sequence[float]:
     """The given budgets, or those of the agent's task."""
     if budgets is not None:
         return budgets
