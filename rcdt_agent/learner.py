@@ -77,6 +77,7 @@ class Learner:
         self.scaling = scaling
         self.device = torch.device(device)
         self.step_count = 0
+        self.total_steps = config.total_steps  # where the learning rate ends its way down
         self.critic_start_step = round(config.critic_start * config.total_steps)
         self.policy = make_policy(
             dataset.observation_size, dataset.action_size, config, episode_length
@@ -190,8 +191,13 @@ class Learner:
         noise = self._noise(batch) if with_critics else None
         terms = self._differentiate(batch, noise)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        rate = config.learning_rate * min(1.0, (self.step_count + 1) / (config.warmup_steps + 1))
-        self.policy_optimizer.param_groups[0]["lr"] = rate
+        self.policy_optimizer.param_groups[0]["lr"] = losses.learning_rate(
+            self.step_count,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            total_steps=self.total_steps,
+            final_share=config.final_learning_rate,
+        )
         self.policy_optimizer.step()
         if config.entropy_bonus:
             self._temperature_step(terms["entropy"])
