@@ -236,7 +236,7 @@ def _require(config: Config, name: str, holds: bool, rule: str) -> None:
         raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
 
 
-DEPLOYMENT = ("ctg_floor", "target_quantile", "replan", "exhausted_mode", "shield_candidates")
+DEPLOYMENT = ("ctg_floor", "replan", "exhausted_mode", "shield_candidates")
 """Fields that can be changed after training."""
 
 PRESETS: dict[str, dict[str, Any]] = {

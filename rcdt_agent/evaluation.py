@@ -38,6 +38,9 @@ class BudgetPolicy(Protocol):
     def trained_on_published_data(self) -> bool:
         """Whether DSRL's published range normalises the returns."""
 
+    def resolve_target(self, cost_budget: float, target_return: Any) -> float:
+        """The return that an episode at this budget is asked for."""
+
     def begin(
         self, n_envs: int = 1, *, cost_budget: npt.ArrayLike, target_return: npt.ArrayLike
     ) -> AgentState:
@@ -66,6 +69,7 @@ class BudgetResult:
         normalized_cost: Mean cost / budget; None for a budget of zero.
         passed: Mean cost <= budget.
         over_budget: Share of episodes that cost more than the budget.
+        interventions: Share of steps at which the critic shield replaced the policy's action.
     """
 
     budget: float
@@ -80,6 +84,7 @@ class BudgetResult:
     normalized_cost: float | None
     passed: bool
     over_budget: float
+    interventions: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,14 +177,10 @@ def evaluate_budgets(
         progress_bar: Show finished episodes.
     """
     make, name, most = _env_maker(agent, env)
-    if budgets is None:
-        if agent.task is None:
-            raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
-        budgets = agent.task.budgets
+    budgets = task_budgets(agent, budgets)
     if n_episodes < 1 or not len(budgets):
         raise InvalidArgumentError("`n_episodes` must be >= 1 and `budgets` must not be empty.")
-    assert agent.targets is not None
-    targets = [agent.targets.resolve(budget, target_return) for budget in budgets]
+    targets = [agent.resolve_target(budget, target_return) for budget in budgets]
     jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
     given = isinstance(env, gym.Env)
     apart = subprocesses and not given
@@ -189,7 +190,7 @@ def evaluate_budgets(
     makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
-        returns, costs = _run(
+        returns, costs, shielded = _run(
             agent, venv, queues, np.array(budgets), np.array(targets), n_episodes, deterministic,
             progress_bar,
         )  # fmt: skip
@@ -198,12 +199,21 @@ def evaluate_budgets(
             venv.close()
     low, high, source = _reference(agent)
     results = tuple(
-        _summarize(budget, target, returns[i], costs[i], (low, high), seed)
+        _summarize(budget, target, returns[i], costs[i], (low, high), seed, shielded[i])
         for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
     )
     return BudgetReport(
         env=name, seed=seed, return_range=(low, high), range_source=source, results=results
     )
+
+
+def task_budgets(agent: BudgetPolicy, budgets: Sequence[float] | None) -> Sequence[float]:
+    """The given budgets, or those of the agent's task."""
+    if budgets is not None:
+        return budgets
+    if agent.task is None:
+        raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
+    return agent.task.budgets
 
 
 class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
@@ -237,10 +247,13 @@ def _run(
     n_episodes: int,
     deterministic: bool,
     progress_bar: bool,
-) -> tuple[Floats, Floats]:
-    """(budgets, episodes) returns and costs of all jobs; environment i works off queue i."""
+) -> tuple[Floats, Floats, Floats]:
+    """Returns and costs (budgets, episodes), and the shield's share of all steps (budgets,).
+
+    Environment i works off queue i of the jobs.
+    """
     n = len(queues)
-    returns, costs = np.zeros((2, len(budgets), n_episodes))
+    returns, costs, steps, shielded = np.zeros((4, len(budgets), n_episodes))
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
@@ -258,6 +271,8 @@ def _run(
                 budget, episode = queues[i][place[i]]
                 returns[budget, episode] = state.total_return[i]
                 costs[budget, episode] = state.total_cost[i]
+                steps[budget, episode] = state.steps[i]
+                shielded[budget, episode] = state.interventions[i]
                 bar.update()
                 place[i] += 1
                 active[i] = place[i] < len(queues[i])
@@ -265,7 +280,7 @@ def _run(
                     current[i] = queues[i][place[i]][0]
             if dones.any():
                 state = state.with_targets(targets[current], budgets[current])
-    return returns, costs
+    return returns, costs, shielded.sum(1) / steps.sum(1)
 
 
 def _summarize(
@@ -275,6 +290,7 @@ def _summarize(
     costs: Floats,
     return_range: tuple[float, float],
     seed: int,
+    interventions: float,
 ) -> BudgetResult:
     low, high = return_range
     mean_return, mean_cost = float(returns.mean()), float(costs.mean())
@@ -291,6 +307,7 @@ def _summarize(
         normalized_cost=mean_cost / budget if budget > 0 else None,
         passed=bool(mean_cost <= budget),
         over_budget=float(np.mean(costs > budget)),
+        interventions=float(interventions),
     )
 
 

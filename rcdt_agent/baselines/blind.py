@@ -30,6 +30,11 @@ class BudgetBlind:
         self.targets: ReturnTargets | None = targets
         self.task = task
 
+    def resolve_target(self, cost_budget: float, target_return: Any = "auto") -> float:
+        """What a policy that listened would be asked for."""
+        assert self.targets is not None
+        return self.targets.resolve(cost_budget, target_return)
+
     def begin(
         self,
         n_envs: int = 1,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from rcdt_agent.agent import RCDT
@@ -20,7 +20,7 @@ BASELINES = ("bc", "bc-safe", "bc-safe-each")
 """bc imitates everything. bc-safe imitates what keeps the smallest budget: one policy, as the paper
 has it. bc-safe-each trains one policy for every budget."""
 
-DEPLOYMENT_FIELDS = frozenset(DEPLOYMENT) - {"target_quantile"}  # which is fitted with the data
+DEPLOYMENT_FIELDS = frozenset(DEPLOYMENT)
 """Fields of `Config` that act at deployment only: changing one does not retrain."""
 
 EVALUATION_ARGUMENTS = frozenset({"target_return", "deterministic"})
@@ -46,6 +46,10 @@ class Switch:
     prepare: Callable[[RCDT, EnvSource, Sequence[float]], None] | None = None
 
 
+def _calibrate(agent: RCDT, env: EnvSource, budgets: Sequence[float]) -> None:
+    agent.calibrate(env, budgets)
+
+
 SWITCHES: dict[str, Switch] = {
     "target=paper": Switch(
         about="target returns published with CDT instead of the data's own",
@@ -65,6 +69,10 @@ SWITCHES: dict[str, Switch] = {
     ),
     "shield": Switch(
         about="critic shield with 32 candidate actions", deploy={"shield_candidates": 32}
+    ),
+    "calibrate": Switch(
+        about="the token that keeps each budget, measured in the simulator with seeds of its own",
+        prepare=_calibrate,
     ),
     "pareto": Switch(
         about="a fifth of the windows relabelled towards the frontier, as CDT's code does",
@@ -185,7 +193,7 @@ def deploy_agent(
         The arguments for `evaluate_budgets`.
     """
     changed = {name: value for name, value in method.deploy.items() if name in DEPLOYMENT_FIELDS}
-    agent.config = replace(agent.config, **changed)
+    agent.set_deployment(**changed)
     for name in method.prepare:
         prepare = SWITCHES[name].prepare
         assert prepare is not None

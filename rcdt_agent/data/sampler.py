@@ -52,6 +52,12 @@ class Batch:
     weights: Tensor
     trajectories: Tensor
 
+    def split(self, size: int) -> list[Batch]:
+        """Parts of at most `size` windows."""
+        columns = vars(self)
+        parts = zip(*(torch.split(column, size) for column in columns.values()), strict=True)
+        return [Batch(**dict(zip(columns, part, strict=True))) for part in parts]
+
 
 class WindowSampler:
     """Draws batches of windows of `context_length` steps from a dataset.
