@@ -7,6 +7,7 @@ import multiprocessing.connection
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -260,14 +261,18 @@ def _run_all(
         while waiting or busy:
             while waiting and len(busy) < workers:
                 pipe, process = idle.pop() if idle else _start_worker()
+                with suppress(ConnectionError):  # it died meanwhile: the next wait tells
+                    pipe.send(waiting[-1])
                 busy[pipe] = (process, waiting.pop())
-                pipe.send(busy[pipe][1])
             arrived: Any = multiprocessing.connection.wait(list(busy), timeout=1.0)
             for pipe in arrived:
                 process, cell = busy[pipe]
                 try:
                     message = pipe.recv()
-                except EOFError:  # killed, or crashed in a simulator: others go on
+                except (
+                    EOFError,
+                    ConnectionError,
+                ):  # killed, or crashed in a simulator: others go on
                     process.join()
                     del busy[pipe]
                     ended(cell, f"its process ended with code {process.exitcode}")
@@ -282,7 +287,8 @@ def _run_all(
                 bar.refresh()
     finally:
         for pipe, process in idle:
-            pipe.send(None)
+            with suppress(ConnectionError):
+                pipe.send(None)
             process.join()
         for process, _ in busy.values():
             process.terminate()
