@@ -22,7 +22,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from rcdt_agent.errors import CheckpointError
+from rcdt_agent.errors import CheckpointError, TrainingError
 from rcdt_agent.version import __version__
 
 FORMAT = "rcdt_agent"
@@ -40,8 +40,14 @@ def write_checkpoint(
         target: A path (written atomically) or an open binary file.
         kind: What is stored, e.g. `RCDT`; `read_checkpoint` checks it.
         meta: Anything JSON can hold.
-        tensors: Named arrays.
+        tensors: Named arrays, finite.
+
+    Raises:
+        TrainingError: A tensor is not finite; an older file at `target` stays.
     """
+    bad = first_not_finite(tensors)
+    if bad is not None:
+        raise TrainingError(f"Not saved to {target}: `{bad}` is not finite.")
     head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind}
     text = json.dumps({**head, **meta}, allow_nan=False, sort_keys=True)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
@@ -81,6 +87,14 @@ def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any],
             raise
         raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
     return meta, tensors
+
+
+def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """Name of the first tensor that holds NaN or infinity, if one does."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
 
 
 def flatten_state(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], Any]:
