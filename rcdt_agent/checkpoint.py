@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import uuid
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +21,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from rcdt_agent.errors import CheckpointError, TrainingError
+from rcdt_agent.files import whole_file
 from rcdt_agent.version import __version__
 
 FORMAT = "rcdt_agent"
@@ -44,6 +43,7 @@ def write_checkpoint(
 
     Raises:
         TrainingError: A tensor is not finite; an older file at `target` stays.
+        CheckpointError: The disk is full or the folder read-only; an older file stays here too.
     """
     bad = first_not_finite(tensors)
     if bad is not None:
@@ -54,16 +54,8 @@ def write_checkpoint(
     if not isinstance(target, Path):
         _write_zip(target, text, plain)
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with partial.open("wb") as file:
-            _write_zip(file, text, plain)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target, CheckpointError) as partial, partial.open("wb") as file:
+        _write_zip(file, text, plain)
 
 
 def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
