@@ -15,7 +15,7 @@ from rcdt_agent.agent import RCDT
 from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import InvalidArgumentError, SimulatorError
+from rcdt_agent.errors import InvalidArgumentError, SimulatorError, TrainingError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.inspection import guess_task
 from rcdt_agent.plots import plot_frontier, plot_learning_curves, save_figure
@@ -143,12 +143,16 @@ def train_run(run: Run, *, progress_bar: bool = True) -> RCDT:
     part = len(list((run.folder / "logs").glob("*"))) if (run.folder / "logs").exists() else 0
     agent.set_logger(configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"]))
     if agent.num_timesteps < config.total_steps:
-        agent.learn(
-            data,
-            config.total_steps,
-            callback=LatestCheckpoint(run.latest, options["checkpoint_every"]),
-            progress_bar=progress_bar,
-        )
+        try:
+            agent.learn(
+                data,
+                config.total_steps,
+                callback=LatestCheckpoint(run.latest, options["checkpoint_every"]),
+                progress_bar=progress_bar,
+            )
+        except TrainingError:
+            agent.save(run.latest)  # put back to the last good step
+            raise
     agent.save(run.final)
     agent.logger.close()
     return agent
