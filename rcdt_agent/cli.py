@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -223,6 +224,21 @@ def plot(run: Annotated[Path, tyro.conf.Positional]) -> int:
     return 0
 
 
+@app.command
+def report(run: Annotated[Path, tyro.conf.Positional], *, output: Path | None = None) -> int:
+    """Write one HTML page about a run: budgets, frontier, calibration, curves, settings.
+
+    Args:
+        run: A run folder.
+        output: HTML file; by default report.html in the run folder.
+    """
+    from rcdt_agent.report import write_report
+    from rcdt_agent.runs import Run
+
+    _say(f"Report: {write_report(Run(run), output)}")
+    return 0
+
+
 def train(
     data: Annotated[str | None, tyro.conf.Positional] = None,
     *,
@@ -271,6 +287,7 @@ def train(
             seed=seed,
             device=device,
             checkpoint_every=checkpoint_every,
+            command=shlex.join(["rcdt", *sys.argv[1:]]),
         )
     _say(f"Run folder: {run.folder}")
     agent = train_run(run)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -482,7 +483,17 @@ def make_critic(
     )
 
 
-def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: float) -> Tensor:
+class Outcomes(Protocol):
+    """Returns and costs of M trajectories: a dataset, or what an agent remembers of it."""
+
+    @property
+    def returns(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+    @property
+    def costs(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+
+def dataset_weights(dataset: Outcomes, config: Config, cost_limit: float) -> Tensor:
     """(M,) raw trajectory weights of the configuration."""
     returns, costs = torch.from_numpy(dataset.returns), torch.from_numpy(dataset.costs)
     if config.weighting == "return_cost":
@@ -492,4 +503,4 @@ def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: floa
     if config.weighting == "expert":
         threshold = torch.quantile(returns, 1 - config.expert_fraction)
         return losses.expert_weights(returns >= threshold, config.alpha)
-    return torch.ones(len(dataset))
+    return torch.ones(len(returns))

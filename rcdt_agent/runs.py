@@ -77,6 +77,7 @@ def start_run(
     seed: int = 0,
     device: str = "auto",
     checkpoint_every: int = 1_000,
+    command: str | None = None,
 ) -> Run:
     """Make the folder and write down what was asked.
 
@@ -88,6 +89,7 @@ def start_run(
         seed: Of everything.
         device: Where to train.
         checkpoint_every: Steps between checkpoints.
+        command: What the user typed, to be shown in the report.
     """
     if (folder / "run.json").exists():
         raise InvalidArgumentError(
@@ -103,6 +105,7 @@ def start_run(
         "seed": seed,
         "device": device,
         "checkpoint_every": checkpoint_every,
+        "command": command,
     }
     (folder / "run.json").write_text(json.dumps(options, indent=2) + "\n")
     return Run(folder)
