@@ -67,7 +67,7 @@ class RCDT(StableBaselinesFace):
         env: Env | VecEnv | None = None,
         config: Config | None = None,
         *,
-        variant: str = "rcdt",
+        variant: str | None = None,
         preset: str = "paper",
         cost_budget: float | None = None,
         target_return: TargetReturn = "auto",
@@ -82,7 +82,9 @@ class RCDT(StableBaselinesFace):
         Args:
             env: Optional; gives the spaces, and serves evaluation callbacks.
             config: Settings; instead of `variant`, `preset` and `overrides`.
-            variant: One of the paper's variants: rcdt, cdt, wqdt, wcdt, qcdt, dt, qt, rdt, rvdt.
+            variant: One of the paper's variants (rcdt, cdt, wqdt, wcdt, qcdt, dt, qt, rdt, rvdt),
+                or rcdt-plus, the recommended one; default: rcdt with preset `paper`, else
+                rcdt-plus.
             preset: `paper`, `cpu` (minutes on two cores) or `tiny` (tests).
             cost_budget: What an episode may cost at deployment; default: the task's middle
                 budget, or the median cost of the training trajectories.
@@ -93,7 +95,7 @@ class RCDT(StableBaselinesFace):
             tensorboard_log: Folder for tensorboard.
             **overrides: Any field of `Config`.
         """
-        if config is not None and (overrides or variant != "rcdt" or preset != "paper"):
+        if config is not None and (overrides or variant is not None or preset != "paper"):
             raise InvalidArgumentError(
                 "Give either `config` or `variant`, `preset` and its fields, not both."
             )

@@ -313,7 +313,7 @@ def _with_train(arguments: list[str]) -> tyro.extras.SubcommandApp:
     """Add `train`, whose options take their defaults from the preset and variant asked for."""
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument("--preset", choices=tuple(PRESETS), default="cpu")
-    known.add_argument("--variant", default="rcdt")
+    known.add_argument("--variant", default=None)
     default = make_config("cpu")
     if arguments[:1] == ["train"]:
         chosen, _ = known.parse_known_args(arguments[1:])
