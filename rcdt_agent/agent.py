@@ -619,6 +619,7 @@ class RCDT(StableBaselinesFace):
                 self.learner.load_state(self._pending)
                 self._pending = None
             self.policy = self.learner.policy
+        self.learner.total_steps = goal
         return self.learner
 
     def _make_policy(self) -> PolicyTransformer:

@@ -95,6 +95,8 @@ class Config:
     """(C)"""
     warmup_steps: int = 500
     """Linear warm-up of the learning rate (C)."""
+    final_learning_rate: float = 1.0
+    """Share of the learning rate left after a cosine decay; 1 keeps it constant (P)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """(P)"""
     max_grad_norm: float = 0.25
@@ -171,6 +173,7 @@ class Config:
             "target_quantile",
             "pareto_fraction",
             "relabel_fraction",
+            "final_learning_rate",
         ):
             _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -77,6 +78,7 @@ class Learner:
         self.scaling = scaling
         self.device = torch.device(device)
         self.step_count = 0
+        self.total_steps = config.total_steps  # where the learning rate ends its way down
         self.critic_start_step = round(config.critic_start * config.total_steps)
         self.policy = make_policy(
             dataset.observation_size, dataset.action_size, config, episode_length
@@ -190,8 +192,13 @@ class Learner:
         noise = self._noise(batch) if with_critics else None
         terms = self._differentiate(batch, noise)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        rate = config.learning_rate * min(1.0, (self.step_count + 1) / (config.warmup_steps + 1))
-        self.policy_optimizer.param_groups[0]["lr"] = rate
+        self.policy_optimizer.param_groups[0]["lr"] = losses.learning_rate(
+            self.step_count,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            total_steps=self.total_steps,
+            final_share=config.final_learning_rate,
+        )
         self.policy_optimizer.step()
         if config.entropy_bonus:
             self._temperature_step(terms["entropy"])
@@ -476,7 +483,17 @@ def make_critic(
     )
 
 
-def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: float) -> Tensor:
+class Outcomes(Protocol):
+    """Returns and costs of M trajectories: a dataset, or what an agent remembers of it."""
+
+    @property
+    def returns(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+    @property
+    def costs(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+
+def dataset_weights(dataset: Outcomes, config: Config, cost_limit: float) -> Tensor:
     """(M,) raw trajectory weights of the configuration."""
     returns, costs = torch.from_numpy(dataset.returns), torch.from_numpy(dataset.costs)
     if config.weighting == "return_cost":
@@ -486,4 +503,4 @@ def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: floa
     if config.weighting == "expert":
         threshold = torch.quantile(returns, 1 - config.expert_fraction)
         return losses.expert_weights(returns >= threshold, config.alpha)
-    return torch.ones(len(dataset))
+    return torch.ones(len(returns))
