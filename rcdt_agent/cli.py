@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rcdt_agent.cli_benchmark import benchmark
+from rcdt_agent.cli_benchmark import benchmark, tune
 from rcdt_agent.cli_collect import collect
 from rcdt_agent.config import PRESETS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
@@ -303,6 +303,7 @@ def train(
 
 app.command(collect)
 app.command(benchmark)
+app.command(tune)
 
 
 def _say(text: str) -> None:

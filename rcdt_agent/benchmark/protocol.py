@@ -269,11 +269,8 @@ def _run_all(
                 process, cell = busy[pipe]
                 try:
                     message = pipe.recv()
-                except (
-                    EOFError,
-                    ConnectionError,
-                ):  # killed, or crashed in a simulator: others go on
-                    process.join()
+                except (EOFError, ConnectionError):
+                    process.join()  # killed, or crashed in a simulator: the others go on
                     del busy[pipe]
                     ended(cell, f"its process ended with code {process.exitcode}")
                     continue
