@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
-import uuid
 import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,7 +20,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from rcdt_agent.errors import CheckpointError
+from rcdt_agent.errors import CheckpointError, TrainingError
+from rcdt_agent.files import whole_file
 from rcdt_agent.version import __version__
 
 FORMAT = "rcdt_agent"
@@ -40,24 +39,23 @@ def write_checkpoint(
         target: A path (written atomically) or an open binary file.
         kind: What is stored, e.g. `RCDT`; `read_checkpoint` checks it.
         meta: Anything JSON can hold.
-        tensors: Named arrays.
+        tensors: Named arrays, finite.
+
+    Raises:
+        TrainingError: A tensor is not finite; an older file at `target` stays.
+        CheckpointError: The disk is full or the folder read-only; an older file stays here too.
     """
+    bad = first_not_finite(tensors)
+    if bad is not None:
+        raise TrainingError(f"Not saved to {target}: `{bad}` is not finite.")
     head = {"format": FORMAT, "format_version": FORMAT_VERSION, "kind": kind}
     text = json.dumps({**head, **meta}, allow_nan=False, sort_keys=True)
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     if not isinstance(target, Path):
         _write_zip(target, text, plain)
         return
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with partial.open("wb") as file:
-            _write_zip(file, text, plain)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(target)
-    finally:
-        partial.unlink(missing_ok=True)
+    with whole_file(target, CheckpointError) as partial, partial.open("wb") as file:
+        _write_zip(file, text, plain)
 
 
 def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -81,6 +79,14 @@ def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any],
             raise
         raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
     return meta, tensors
+
+
+def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
+    """Name of the first tensor that holds NaN or infinity, if one does."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            return name
+    return None
 
 
 def flatten_state(state: dict[str, Any], prefix: str = "") -> tuple[dict[str, Tensor], Any]:

@@ -71,6 +71,9 @@ class Config:
     pareto_increase: float = 0.1
     """Largest increase of the relabelled return, as a share of the range of returns (I)."""
 
+    relabel_fraction: float = 0.0
+    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I)."""
+
     # Trajectory weights.
     alpha: float = 1.0
     """Sensitivity of W to the scaled return, or the expert subset's extra weight (I)."""
@@ -92,6 +95,8 @@ class Config:
     """(C)"""
     warmup_steps: int = 500
     """Linear warm-up of the learning rate (C)."""
+    final_learning_rate: float = 1.0
+    """Share of the learning rate left after a cosine decay; 1 keeps it constant (P)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """(P)"""
     max_grad_norm: float = 0.25
@@ -140,6 +145,12 @@ class Config:
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
     target_quantile: float = 0.9
     """Quantile of returns within the budget that `target_return="auto"` asks for (I)."""
+    replan: bool = False
+    """Never ask for more than the data show at this step with what is left of the budget (I)."""
+    exhausted_mode: bool = False
+    """Once the budget is spent: CTG 0, the data's return at no cost, the least-cost action (I)."""
+    shield_candidates: int = 0
+    """Actions the critic shield chooses from when the policy's own does not fit; 0: none (I)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
@@ -149,7 +160,8 @@ class Config:
         ):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, ">= 1")
         _require(self, "critic_layers", self.critic_layers >= 2, ">= 2")
-        _require(self, "warmup_steps", self.warmup_steps >= 0, ">= 0")
+        for name in ("warmup_steps", "shield_candidates"):
+            _require(self, name, getattr(self, name) >= 0, ">= 0")
         for name in ("dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("discount", "cost_discount"):
@@ -160,6 +172,8 @@ class Config:
             "expert_fraction",
             "target_quantile",
             "pareto_fraction",
+            "relabel_fraction",
+            "final_learning_rate",
         ):
             _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in (
@@ -224,6 +238,9 @@ def _require(config: Config, name: str, holds: bool, rule: str) -> None:
     if not holds:
         raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
 
+
+DEPLOYMENT = ("ctg_floor", "replan", "exhausted_mode", "shield_candidates")
+"""Fields that can be changed after training."""
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},

@@ -15,7 +15,7 @@ from rcdt_agent.agent import RCDT
 from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import InvalidArgumentError, SimulatorError
+from rcdt_agent.errors import InvalidArgumentError, SimulatorError, TrainingError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.inspection import guess_task
 from rcdt_agent.plots import plot_frontier, plot_learning_curves, save_figure
@@ -146,15 +146,39 @@ def train_run(run: Run, *, progress_bar: bool = True) -> RCDT:
     part = len(list((run.folder / "logs").glob("*"))) if (run.folder / "logs").exists() else 0
     agent.set_logger(configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"]))
     if agent.num_timesteps < config.total_steps:
-        agent.learn(
-            data,
-            config.total_steps,
-            callback=LatestCheckpoint(run.latest, options["checkpoint_every"]),
-            progress_bar=progress_bar,
-        )
+        try:
+            agent.learn(
+                data,
+                config.total_steps,
+                callback=LatestCheckpoint(run.latest, options["checkpoint_every"]),
+                progress_bar=progress_bar,
+            )
+        except TrainingError:
+            agent.save(run.latest)  # put back to the last good step
+            raise
     agent.save(run.final)
     agent.logger.close()
     return agent
+
+
+def simulator_of(agent: RCDT, data: str) -> tuple[str | None, tuple[float, ...] | None]:
+    """Where an agent acts and its usual budgets, from what a user typed.
+
+    Returns:
+        An environment id (None: the agent's task) and budgets (None: the task's).
+
+    Raises:
+        InvalidArgumentError: No simulator is known for the data.
+    """
+    if data.lower() in SPEED_LIMIT_NAMES:
+        from rcdt_agent.tasks.speed_limit import ENV_ID
+
+        return ENV_ID, SPEED_LIMIT_BUDGETS
+    if agent.task is None:
+        raise InvalidArgumentError(
+            "No simulator is known for this data: evaluate in your own loop with `agent.evaluate`."
+        )
+    return None, agent.task.budgets
 
 
 def evaluate_run(
@@ -168,14 +192,12 @@ def evaluate_run(
     say: Callable[[str], None] = lambda line: None,
 ) -> BudgetReport | None:
     """Evaluate where there is an environment; otherwise say why not."""
-    env: Any = None
-    if data.lower() in SPEED_LIMIT_NAMES:
-        from rcdt_agent.tasks.speed_limit import ENV_ID
-
-        env, budgets = ENV_ID, budgets or SPEED_LIMIT_BUDGETS
-    elif agent.task is None:
-        say("No simulator is known for this data: evaluate in your own loop with `agent.evaluate`.")
+    try:
+        env, usual = simulator_of(agent, data)
+    except InvalidArgumentError as error:
+        say(str(error))
         return None
+    budgets = budgets or usual
     try:
         return agent.evaluate(
             env, budgets, n_episodes, seed, progress_bar=progress_bar, subprocesses=env is None

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 
+from rcdt_agent.checkpoint import first_not_finite, flatten_state
+from rcdt_agent.errors import TrainingError
 from rcdt_agent.learner import Learner
 from rcdt_agent.progress import progress
 
@@ -32,6 +35,10 @@ def train(
 
     Dropout draws from torch's global state: the agent's own is put in place for the loop and the
     caller's back afterwards, so that a run can be continued bit for bit and disturbs nobody.
+
+    Raises:
+        TrainingError: A term or a weight is no longer finite; the message names it, and the agent
+            is what it was at the last log entry at which all was well.
     """
     if agent._logger is None:
         agent._make_logger(tb_log_name, new=new_log)
@@ -41,6 +48,7 @@ def train(
     started, first = time.time(), learner.step_count
     with (
         agent_randomness(agent),
+        LastGood(agent, learner) as good,
         progress(progress_bar, total=goal, initial=first, unit="step") as bar,
     ):
         hooks.on_training_start(locals(), globals())
@@ -48,15 +56,85 @@ def train(
             learner.step()
             agent.num_timesteps = learner.step_count
             bar.update()
+            agent._rng = torch.get_rng_state()
             finished = learner.step_count == goal
             if learner.step_count % log_interval == 0 or finished:
                 _log(agent, learner, bar, started, first)
-            agent._rng = torch.get_rng_state()
+                good.keep()
             hooks.update_locals(locals())
             if not hooks.on_step():
                 break
         hooks.on_training_end()
     return agent
+
+
+class LastGood:
+    """A copy in memory of the training state at which everything was finite.
+
+    As a context it puts the agent back to that state when a `TrainingError` ends the training, so
+    that neither the agent nor a file saved from it holds spoiled weights.
+    """
+
+    def __init__(self, agent: RCDT, learner: Learner) -> None:
+        """Keep the state at the beginning.
+
+        Raises:
+            TrainingError: It is not finite already.
+        """
+        self.agent = agent
+        self.learner = learner
+        self.keep()
+
+    def __enter__(self) -> LastGood:
+        return self
+
+    def __exit__(self, _kind: Any, error: BaseException | None, _traceback: Any) -> None:
+        if isinstance(error, TrainingError):
+            cause = self._replayed(error)
+            self._put_back()
+            raise TrainingError(
+                f"{cause} The agent was put back to step {self.learner.step_count}, where every "
+                f"term was finite: it can be saved and used as it was then."
+            ) from error
+
+    def keep(self) -> None:
+        """Copy the present state.
+
+        Raises:
+            TrainingError: A weight is not finite, although the terms were.
+        """
+        state = self.learner.state()
+        bad = first_not_finite(flatten_state(state)[0])
+        if bad is not None:
+            raise TrainingError(
+                f"Training stopped at step {self.learner.step_count}: `{bad}` is not finite."
+            )
+        self.state = deepcopy(state)
+        self.rng = self.agent._rng
+
+    def _replayed(self, error: TrainingError) -> TrainingError:
+        """The same steps again, looked at one by one: the first bad one names the term.
+
+        Figures are fetched at log entries only; by then one bad term has spoiled all the others.
+        """
+        failed_at = self.learner.step_count
+        self._put_back()
+        if self.rng is not None:
+            torch.set_rng_state(self.rng)
+        while self.learner.step_count < failed_at:
+            self.learner.step()
+            try:
+                self.learner.metrics()
+            except TrainingError as first:
+                return first
+        return error  # not the steps: something else changed the weights
+
+    def _put_back(self) -> None:
+        self.learner.load_state(deepcopy(self.state))
+        with suppress(TrainingError):
+            self.learner.metrics()  # fetching empties the sums of what was undone
+        self.agent.num_timesteps = self.learner.step_count
+        self.agent._rng = self.rng
 
 
 def as_callback(callback: Any) -> BaseCallback:

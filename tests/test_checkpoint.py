@@ -70,20 +70,6 @@ def test_suffix_is_added_and_folders_made(agent, tmp_path):
     assert [path.name for path in (tmp_path / "deep").iterdir()] == ["agent.zip"]
 
 
-def test_a_failed_save_leaves_the_old_file(agent, tmp_path, monkeypatch):
-    path = tmp_path / "agent.zip"
-    path.write_text("precious")
-
-    def fail(*_):
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        agent.save(path)
-    assert path.read_text() == "precious"
-    assert [p.name for p in tmp_path.iterdir()] == ["agent.zip"]
-
-
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9, 0.999])
 def test_a_cut_file(trained, tmp_path, share):
     path = tmp_path / "cut.zip"

@@ -126,21 +126,6 @@ def test_files_that_are_none(tmp_path, arrays):
         TrajectoryDataset.from_hdf5(cut)
 
 
-def test_failed_write_leaves_the_old_file(arrays, tmp_path, monkeypatch):
-    path = tmp_path / "data.hdf5"
-    path.write_text("precious")
-    data = TrajectoryDataset.from_arrays(**arrays)
-
-    def fail(*_args, **_kwargs):
-        raise OSError("disk full")
-
-    monkeypatch.setattr(h5py.Group, "create_dataset", fail)
-    with pytest.raises(OSError, match="disk full"):
-        data.to_hdf5(path)
-    assert path.read_text() == "precious"
-    assert [p.name for p in tmp_path.iterdir()] == ["data.hdf5"]
-
-
 @pytest.mark.filterwarnings("ignore::UserWarning:minari")  # it would like more metadata
 def test_minari(arrays, tmp_path, monkeypatch):
     """A dataset written by Minari itself, cost in the infos (whose first entry is reset's)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
+import io
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 
 from rcdt_agent.data.dataset import Bools, Floats, TrajectoryDataset
 from rcdt_agent.errors import DatasetError
+from rcdt_agent.files import whole_file
 
 FLOAT_KEYS = ("observations", "actions", "rewards", "costs")
 FLAG_KEYS = ("terminals", "timeouts")
@@ -39,31 +40,33 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
 
 
 def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
-    """Write to a neighbour file and rename, so that `path` is complete or untouched."""
+    """Write to a neighbour file and rename, so that `path` is complete or untouched.
+
+    Raises:
+        DatasetError: The disk is full or the folder read-only.
+    """
     last = dataset.offsets[1:] - 1
     terminals, timeouts = np.zeros((2, dataset.n_transitions), dtype=np.bool_)
     terminals[last] = dataset.terminated
     timeouts[last] = dataset.truncated
     following = np.concatenate((dataset.observations[1:], dataset.observations[:1]))
     following[last] = dataset.final_observations
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
-        with h5py.File(partial, "w") as file:
-            for key, values in (
-                ("observations", dataset.observations),
-                ("actions", dataset.actions),
-                ("rewards", dataset.step_rewards),
-                ("costs", dataset.step_costs),
-                ("terminals", terminals),
-                ("timeouts", timeouts),
-            ):
-                _write(file, key, values)
-            if dataset.final_known.all():
-                _write(file, "next_observations", following)
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    # In memory first: libhdf5 takes the process down with it when a disk is full.
+    content = io.BytesIO()
+    with h5py.File(content, "w") as file:
+        for key, values in (
+            ("observations", dataset.observations),
+            ("actions", dataset.actions),
+            ("rewards", dataset.step_rewards),
+            ("costs", dataset.step_costs),
+            ("terminals", terminals),
+            ("timeouts", timeouts),
+        ):
+            _write(file, key, values)
+        if dataset.final_known.all():
+            _write(file, "next_observations", following)
+    with whole_file(path, DatasetError) as partial:
+        partial.write_bytes(content.getbuffer())
 
 
 def _dataset(file: Any, key: str, path: Path) -> Any:
