@@ -1,4 +1,4 @@
-"""A search over settings with Optuna, scored by return and by budgets kept."""
+"""A search of your own with Optuna, on your own data; `rcdt tune` does it for a known task."""
 
 import optuna
 
