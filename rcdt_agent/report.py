@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 import shlex
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ from rcdt_agent.checkpoint import read_checkpoint
 from rcdt_agent.config import Config
 from rcdt_agent.data.sampler import normalize_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.files import whole_file
 from rcdt_agent.learner import dataset_weights
 from rcdt_agent.plots import (
     learning_curves,
@@ -57,18 +57,14 @@ def write_report(run: Run, output: Path | None = None) -> Path:
         The file written.
 
     Raises:
-        InvalidArgumentError: Not a run folder, or nothing has been trained in it yet.
+        InvalidArgumentError: Not a run folder, nothing has been trained in it yet, or `output`
+            cannot be written.
         CheckpointError: Its agent cannot be read.
     """
     page = _page(_read(run))
     path = output or run.folder / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.partial")
-    try:
+    with whole_file(path, InvalidArgumentError) as partial:
         partial.write_text(page, encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
     return path
 
 
@@ -131,6 +127,9 @@ def _budgets(contents: _Contents) -> str:
         return f"<p>{_prose(f'Not evaluated yet: `{command}` fills this table.')}</p>"
     optimum = _optimum(report["env"])
     head = ["budget", "cost", "return", "kept", "episodes over", "asked for", "normalised return"]
+    shielded = any(r.get("interventions") for r in report["results"])
+    if shielded:
+        head.append("steps shielded")
     if optimum is not None:
         head.append("of the optimum")
     rows = []
@@ -144,6 +143,8 @@ def _budgets(contents: _Contents) -> str:
             f"{r['target_return']:.1f}",
             f"{r['normalized_return']:.3f}",
         ]
+        if shielded:
+            row.append(f"{r['interventions']:.1%}")
         if optimum is not None:
             row.append(f"{r['mean_return'] / optimum(r['budget']):.0%}")
         rows.append(row)
