@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -227,6 +229,32 @@ def test_the_last_state_alone_is_the_last_of_all(cost_token, length):
     with torch.no_grad():
         last, every = policy.last_features(**inputs), policy.features(**inputs)
     torch.testing.assert_close(last, every[:, -1])
+
+
+def test_the_last_state_follows_weights_that_change():
+    policy, inputs = make_policy(), make_inputs()
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.1, fused=True)
+
+    def step():
+        policy.train()
+        policy(**inputs)[0].sum().backward()
+        optimizer.step()
+
+    other = make_policy(n_layers=2)
+    torch.nn.init.normal_(other.blocks[0].query.weight)
+    seen = []
+    for change in (step, step, lambda: policy.load_state_dict(other.state_dict())):
+        change()
+        policy.eval()
+        with torch.inference_mode():
+            seen.append(policy.last_features(**inputs).clone())
+            expected = policy.features(**inputs)[:, -1]
+        torch.testing.assert_close(seen[-1], expected, rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(seen[0], seen[1], atol=1e-3)
+    assert not torch.allclose(seen[1], seen[2], atol=1e-3)
+    twin = copy.deepcopy(policy)
+    with torch.inference_mode():
+        torch.testing.assert_close(twin.last_features(**inputs), seen[-1])
 
 
 def test_late_timesteps_use_the_last_row():

@@ -15,6 +15,7 @@ from torch.autograd.function import once_differentiable
 
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks, draw_seed, kept_scale
+from rcdt_agent.networks.inference import LastState
 
 
 class PolicyTransformer(nn.Module):
@@ -70,6 +71,7 @@ class PolicyTransformer(nn.Module):
         self.log_std = nn.Linear(width, action_size)
         self.cost_head = nn.Linear(width + action_size, 1) if cost_head else None
         self.apply(_initialise)
+        self._last_state: LastState | None = None
 
     @property
     def tokens_per_step(self) -> int:
@@ -149,28 +151,31 @@ class PolicyTransformer(nn.Module):
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
     ) -> Tensor:
         """(B, D) what the last state token knows, without gradient; arguments as `forward`."""
-        size_b, size_t, _ = obs.shape
-        tokens = self._embed(obs, actions, rtg, ctg, timesteps)
-        # The last action token comes after the last state and cannot matter.
-        x = tokens.view(size_b, size_t * self.tokens_per_step, -1)[:, :-1]
-        x = self.norm_in(x)
-        *body, final = self.blocks
-        for block in body:
-            x = block(x)
-        assert isinstance(final, Block)
-        normed: Tensor = self.norm_out(final.last(x))
-        return normed
+        if self._last_state is None or not self._last_state.is_current():
+            self._last_state = LastState(self)
+        return self._last_state(obs, actions, rtg, ctg, timesteps)
+
+    def train(self, mode: bool = True) -> PolicyTransformer:
+        """As any module's; weights joined for acting are dropped, since training changes them.
+
+        Fused optimisers change weights without counting a version, so this cannot be left to
+        `LastState.is_current`.
+        """
+        if mode:
+            self._last_state = None
+        return super().train(mode)
+
+    def token_layers(self) -> list[nn.Linear]:
+        """The embeddings of a step's tokens, in their order."""
+        layers = (self.embed_rtg, self.embed_ctg, self.embed_obs, self.embed_action)
+        return [layer for layer in layers if layer is not None]
 
     def _embed(
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
     ) -> Tensor:
         """(B T, S, D) the tokens of each step, in their order."""
-        layers, parts = [self.embed_rtg], [rtg]
-        if self.embed_ctg is not None:
-            layers.append(self.embed_ctg)
-            parts.append(ctg)
-        layers += [self.embed_obs, self.embed_action]
-        parts += [obs, actions]
+        layers = self.token_layers()
+        parts = [rtg, ctg, obs, actions] if self.cost_token else [rtg, obs, actions]
         n = rtg.numel()
         times = timesteps.clamp(max=self.n_timesteps - 1).view(n)
         rows = [part.reshape(n, -1) for part in parts]
