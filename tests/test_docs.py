@@ -11,6 +11,7 @@ from test_examples import python_blocks
     [
         "docs/data.md",
         "docs/agent.md",
+        "docs/benchmark.md",
         "docs/collect.md",
         "docs/speed_limit.md",
         pytest.param("docs/tasks.md", marks=[pytest.mark.simulator, pytest.mark.safety_gymnasium]),
