@@ -118,6 +118,13 @@ def test_switches_change_only_what_they_may():
         parse_method(f"rcdt+{name}")
 
 
+def test_every_switch_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "benchmark.md").read_text()
+    for name, switch in SWITCHES.items():
+        when = "training" if switch.config else "deployment"
+        assert f"| `{name}` | {when} |" in page
+
+
 # -------------------------------------------------------------------- running
 
 
