@@ -392,7 +392,7 @@ def test_critic_error_of_a_constant_critic(drivers):
         for parameter in agent.learner.cost_critic.parameters():
             parameter.zero_()
         agent.learner.cost_critic.layers[-1].bias.fill_(2.0)
-    constant = 2.0 * agent.learner.cost_critic.scale
+    constant = 2.0 * float(agent.learner.cost_critic.scale)
     truth = []
     for i in range(4):
         costs = part.step_costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)
