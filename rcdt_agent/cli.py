@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rcdt_agent.cli_collect import collect
+from rcdt_agent.cli_export import convert, export
 from rcdt_agent.config import PRESETS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
 from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
@@ -239,6 +240,8 @@ def train(
 
 
 app.command(collect)
+app.command(convert)
+app.command(export)
 
 
 def _say(text: str) -> None:
