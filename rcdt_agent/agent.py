@@ -485,6 +485,17 @@ class RCDT(StableBaselinesFace):
         }
         write_checkpoint(to_path(path), type(self).__name__, meta, tensors)
 
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the policy as an ONNX file for deployment without torch; see `rcdt_agent.export`.
+
+        Raises:
+            InvalidArgumentError: The agent is untrained, or the extra `onnx` is not installed.
+            CheckpointError: The file cannot be written.
+        """
+        from rcdt_agent.export import export_onnx
+
+        export_onnx(self, path)
+
     @classmethod
     def load(
         cls,
