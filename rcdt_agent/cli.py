@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rcdt_agent.cli_benchmark import benchmark
+from rcdt_agent.cli_benchmark import benchmark, tune
 from rcdt_agent.cli_collect import collect
 from rcdt_agent.config import PRESETS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
@@ -303,6 +303,7 @@ def train(
 
 app.command(collect)
 app.command(benchmark)
+app.command(tune)
 
 
 def _say(text: str) -> None:
@@ -313,7 +314,7 @@ def _with_train(arguments: list[str]) -> tyro.extras.SubcommandApp:
     """Add `train`, whose options take their defaults from the preset and variant asked for."""
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument("--preset", choices=tuple(PRESETS), default="cpu")
-    known.add_argument("--variant", default="rcdt")
+    known.add_argument("--variant", default=None)
     default = make_config("cpu")
     if arguments[:1] == ["train"]:
         chosen, _ = known.parse_known_args(arguments[1:])

@@ -84,6 +84,66 @@ def benchmark(
     return int(bool(failures))
 
 
+def tune(
+    data: Annotated[str, tyro.conf.Positional],
+    *,
+    output: Path,
+    dataset: Path | None = None,
+    method: str = "rcdt",
+    preset: Preset = "cpu",
+    steps: int | None = None,
+    trials: int = 20,
+    episodes: int = 10,
+    seed: int = 0,
+    device: str = "cpu",
+) -> int:
+    """Search settings: highest return among those that keep every budget, on validation seeds.
+
+    Safe to interrupt: the same command goes on where it stopped.
+
+    Args:
+        data: A DSRL task, an HDF5 file named after one, or SpeedLimit.
+        output: Folder for the search.
+        dataset: An HDF5 file to use instead of the task's own.
+        method: Variant, and switches that are kept fixed: rcdt, cdt, rcdt+relabel.
+        preset: Sizes.
+        steps: Gradient steps of a trial; by default the preset's.
+        trials: Settings to try, in all.
+        episodes: Validation episodes a budget.
+        seed: Of training and of the search.
+        device: cpu or cuda.
+    """
+    from rcdt_agent.tune import VALIDATION_SEED
+    from rcdt_agent.tune import tune as search
+
+    result = search(
+        data,
+        output,
+        dataset=dataset,
+        method=method,
+        preset=preset,
+        steps=steps,
+        n_trials=trials,
+        episodes=episodes,
+        seed=seed,
+        device=device,
+        progress_bar=True,
+    )
+    best = result.best
+    costs = ", ".join(f"{cost:.2f}" for cost in best.normalized_costs)
+    _say(
+        f"{len(result.trials)} trials, {result.failed} failed, evaluated on reset seeds "
+        f"{VALIDATION_SEED} .. {VALIDATION_SEED + episodes - 1}."
+    )
+    if not best.feasible:
+        _say("No setting kept every budget; this one came nearest:")
+    _say(f"Best: trial {best.number}, normalised return {best.normalized_return:.3f}, cost {costs}")
+    for name, value in best.settings.items():
+        _say(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")
+    _say(f"Train it: {result.command}")
+    return 0 if best.feasible else 1
+
+
 def write_results(folder: Path) -> list[Path]:
     """Write results.json, results.md and the pictures of a benchmark's folder."""
     from rcdt_agent.benchmark import collect_results, dump_results, results_tables

@@ -23,7 +23,7 @@ class Config:
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
-    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt or rcdt: sets the four components below."""
+    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt, rcdt (P), or rcdt-plus (ours)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -248,9 +248,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_layers": 2,
         "n_heads": 4,
         "embedding_size": 64,
-        "batch_size": 64,
-        "total_steps": 5_000,
+        "context_length": 2,
+        "batch_size": 320,
+        "total_steps": 4_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 200,
@@ -265,6 +267,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "total_steps": 2_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 100,
@@ -287,19 +290,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wcdt": {"q_guidance": False},
     "qcdt": {"weighting": "none"},
     "rcdt": {},
+    "rcdt-plus": {
+        "relabel_fraction": 0.5,
+        "sampling": "transition",
+        "eta": 0.1,
+        "replan": True,
+        "exhausted_mode": True,
+    },
 }
-"""The paper's variants as settings of the one class; `tvcdt` is another name of `wqdt`."""
+"""The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
+`rcdt-plus`: RCDT with the departures that measurements recommend."""
 
 
-def make_config(preset: str = "paper", variant: str = "rcdt", **overrides: Any) -> Config:
+def make_config(preset: str = "paper", variant: str | None = None, **overrides: Any) -> Config:
     """A preset's sizes, a variant's components, then the given fields on top.
+
+    Args:
+        preset: A key of `PRESETS`.
+        variant: A key of `VARIANTS`; default: `rcdt` with preset `paper`, else `rcdt-plus`.
+        **overrides: Fields of `Config`.
 
     Raises:
         InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
     """
     if preset not in PRESETS:
         raise InvalidArgumentError(f"`preset` must be one of {tuple(PRESETS)}, got {preset!r}.")
-    name = variant.lower()
+    name = (variant or ("rcdt" if preset == "paper" else "rcdt-plus")).lower()
     if name not in VARIANTS:
         raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
     known = {field.name for field in fields(Config)}

@@ -148,6 +148,37 @@ def test_gradients_of_the_last_block():
         torch.testing.assert_close(one, two)
 
 
+@pytest.mark.parametrize("cost_token", [True, False])
+def test_the_fast_policy_is_the_plain_one(cost_token):
+    policy = make_policy(cost_token=cost_token).double()
+    inputs = {k: v.double() if v.is_floating_point() else v for k, v in make_inputs().items()}
+    inputs["timesteps"][0] = 3  # the same row of the table several times
+
+    def plain():
+        parts = [policy.embed_rtg(inputs["rtg"][..., None])]
+        if cost_token:
+            parts.append(policy.embed_ctg(inputs["ctg"][..., None]))
+        parts += [policy.embed_obs(inputs["obs"]), policy.embed_action(inputs["actions"])]
+        time = policy.embed_time(inputs["timesteps"])
+        x = torch.stack([part + time for part in parts], dim=2).flatten(1, 2)
+        x = policy.norm_in(x)
+        for block in policy.blocks:
+            x = plain_block(block, x, None)
+        x = policy.norm_out(x)[:, len(parts) - 2 :: len(parts)]
+        return policy.mean(x), policy.log_std(x).clamp(*policy.log_std_range)
+
+    fast, slow = policy(**inputs), plain()
+    wanted = list(policy.parameters())
+    for one, two in zip(fast, slow, strict=True):
+        torch.testing.assert_close(one, two)
+    ours, theirs = (
+        torch.autograd.grad(mean.square().sum() + log_std.sum(), wanted)
+        for mean, log_std in (fast, slow)
+    )
+    for one, two in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, two)
+
+
 def test_masks_drop_with_their_probability_and_independently():
     probability, n = 0.1, 400_000
     masks = Masks(3, torch.device("cpu"))

@@ -145,19 +145,7 @@ def evaluate_cell(cell: Cell, method: Method) -> None:
     """Evaluate the trained policy at every budget and keep the report."""
     started = time.monotonic()
     seed = SEEDS_APART * cell.seed
-    if method.base in BASELINES:
-        report = _evaluate_baseline(cell, seed)
-    else:
-        agent = RCDT.load(Run(cell.folder).final, device=cell.device)
-        arguments = deploy_agent(agent, method, cell.data.env, cell.data.budgets)
-        report = evaluate_budgets(
-            agent,
-            cell.data.env,
-            cell.data.budgets,
-            n_episodes=cell.episodes,
-            seed=seed,
-            **arguments,
-        )
+    report = roll_out(cell, method, seed)
     write_json(
         evaluation_file(cell.folder, method),
         {
@@ -168,6 +156,17 @@ def evaluate_cell(cell: Cell, method: Method) -> None:
             "results": [asdict(result) for result in report.results],
             "versions": versions(),
         },
+    )
+
+
+def roll_out(cell: Cell, method: Method, seed: int) -> BudgetReport:
+    """The trained policy of a cell at every budget; episode e is reset with `seed + e`."""
+    if method.base in BASELINES:
+        return _evaluate_baseline(cell, seed)
+    agent = RCDT.load(Run(cell.folder).final, device=cell.device)
+    arguments = deploy_agent(agent, method, cell.data.env, cell.data.budgets)
+    return evaluate_budgets(
+        agent, cell.data.env, cell.data.budgets, n_episodes=cell.episodes, seed=seed, **arguments
     )
 
 

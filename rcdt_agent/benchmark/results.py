@@ -101,6 +101,7 @@ class BudgetFigures:
         over_budget: Share of episodes over the budget.
         passed: Mean cost <= budget.
         seeds_passed: In how many seeds by itself.
+        interventions: Share of steps at which the critic shield acted.
     """
 
     budget: float
@@ -111,6 +112,7 @@ class BudgetFigures:
     over_budget: float
     passed: bool
     seeds_passed: int
+    interventions: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +179,7 @@ def figures(results: Results, task: str, method: str) -> Figures | None:
             over_budget=float((costs[:, b] > budget).mean()),
             passed=bool(costs[:, b].mean() <= budget),
             seeds_passed=int((costs[:, b].mean(-1) <= budget).sum()),
+            interventions=float(np.mean([seed[b].get("interventions", 0.0) for seed in entries])),
         )
         for b, budget in enumerate(budgets)
     )

@@ -138,6 +138,7 @@ def summary_table(results: Results, task: str, by_method: dict[str, Figures]) ->
 def budgets_table(results: Results, task: str, by_method: dict[str, Figures]) -> str:
     """Rows methods and budgets: return, cost, episodes over budget."""
     rows = []
+    shielded = any(b.interventions for f in by_method.values() for b in f.budgets)
     for f in by_method.values():
         for b in f.budgets:
             cost = f"{b.mean_cost:.1f} {_span(b.cost_interval, 1)}"
@@ -149,9 +150,11 @@ def budgets_table(results: Results, task: str, by_method: dict[str, Figures]) ->
                     f"**{cost}**" if b.passed else cost,
                     f"{b.over_budget:.0%}",
                     f"{b.seeds_passed} of {len(f.seeds)}",
+                    *([f"{b.interventions:.0%}"] if shielded else []),
                 ]
             )
     head = ["method", "budget", "return", "cost", "episodes over budget", "seeds that keep it"]
+    head += ["steps shielded"] if shielded else []
     return _table(head, rows) + (
         "\n\nMeans over seeds and episodes with 95 % bootstrap intervals. **Bold**: within the "
         "budget."

@@ -6,9 +6,11 @@ action; the action distribution is read at the state token, which sees everythin
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks, draw_seed, kept_scale
@@ -144,18 +146,46 @@ class PolicyTransformer(nn.Module):
     def _embed(
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
     ) -> Tensor:
-        """(B, T, S, D): all tokens by one product with a block-diagonal matrix."""
-        layers, parts = [self.embed_rtg], [rtg[..., None]]
+        """(B T, S, D) the tokens of each step, in their order."""
+        layers, parts = [self.embed_rtg], [rtg]
         if self.embed_ctg is not None:
             layers.append(self.embed_ctg)
-            parts.append(ctg[..., None])
+            parts.append(ctg)
         layers += [self.embed_obs, self.embed_action]
         parts += [obs, actions]
-        weight = torch.block_diag(*(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
-        bias = torch.cat([layer.bias for layer in layers])
-        tokens = F.linear(torch.cat(parts, dim=-1), weight, bias)
-        time: Tensor = self.embed_time(timesteps.clamp(max=self.n_timesteps - 1))
-        return tokens.view(*rtg.shape, len(layers), -1) + time[:, :, None]
+        n = rtg.numel()
+        times = timesteps.clamp(max=self.n_timesteps - 1).view(n)
+        rows = [part.reshape(n, -1) for part in parts]
+        weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        tokens: Tensor = _Embed.apply(rows, times, self.embed_time.weight, *weights)  # type: ignore[no-untyped-call]
+        return tokens
+
+
+class _Embed(torch.autograd.Function):
+    """S linear layers into one tensor, plus the embedding of the time step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: list[Tensor], times: Tensor, table: Tensor, *weights: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(times, *parts)
+        ctx.n_times = len(table)
+        tokens = table.new_empty(len(times), len(parts), table.shape[1])
+        pairs = zip(weights[::2], weights[1::2], strict=True)
+        for i, (part, (weight, bias)) in enumerate(zip(parts, pairs, strict=True)):
+            torch.addmm(bias, part, weight.t(), out=tokens[:, i])
+        return tokens.add_(table.index_select(0, times)[:, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        times, *parts = ctx.saved_tensors
+        g_table = grad.new_zeros(ctx.n_times, grad.shape[-1]).index_add_(0, times, grad.sum(1))
+        g_biases = grad.sum(0)
+        grads = []
+        for i, part in enumerate(parts):
+            grads += [grad[:, i].t() @ part, g_biases[i]]
+        return None, None, g_table, *grads
 
 
 def _initialise(module: nn.Module) -> None:
