@@ -86,9 +86,9 @@ def main(folder: Path = Path("demo")) -> None:
     console.print(
         f"\nWritten to {folder}/ in {time.perf_counter() - started:.0f} s: the agents (.zip), the "
         f"reports (.json), the pictures (.png).\n\nTry next:\n"
-        f"  .venv/bin/rcdt evaluate {folder}/ball_circle.zip --env BallCircle --budgets 5 15 60\n"
-        f"  .venv/bin/rcdt inspect {BALL_CIRCLE}\n"
-        f"  .venv/bin/rcdt train SpeedLimit --preset tiny --variant cdt"
+        f"  .venv/bin/rcdt evaluate {folder}/ball_circle.zip --budgets 5 15 60\n"
+        f"  .venv/bin/rcdt calibrate {folder}/ball_circle.zip\n"
+        f"  .venv/bin/rcdt train {BALL_CIRCLE} --variant cdt"
     )
 
 
