@@ -28,15 +28,20 @@ from rcdt_agent.checkpoint import (
     versions,
     write_checkpoint,
 )
-from rcdt_agent.config import Config, make_config
+from rcdt_agent.config import DEPLOYMENT, Config, make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.acting import act, observation_rows
+from rcdt_agent.deploy.calibration import TokenCalibration, token_grid
+from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.steering import Steering
 from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
+from rcdt_agent.deploy.to_go import ReturnToGo
 from rcdt_agent.deploy.tokens import ReturnCostTokens, split_tokens
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
-from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+from rcdt_agent.evaluation import BudgetReport, evaluate_budgets, task_budgets
 from rcdt_agent.learner import Learner, make_policy
+from rcdt_agent.networks.critics import TwinCritic
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.sb3 import StableBaselinesFace
 from rcdt_agent.scaling import Scaling
@@ -64,7 +69,7 @@ class RCDT(StableBaselinesFace):
         env: Env | VecEnv | None = None,
         config: Config | None = None,
         *,
-        variant: str = "rcdt",
+        variant: str | None = None,
         preset: str = "paper",
         cost_budget: float | None = None,
         target_return: TargetReturn = "auto",
@@ -79,7 +84,9 @@ class RCDT(StableBaselinesFace):
         Args:
             env: Optional; gives the spaces, and serves evaluation callbacks.
             config: Settings; instead of `variant`, `preset` and `overrides`.
-            variant: One of the paper's variants: rcdt, cdt, wqdt, wcdt, qcdt, dt, qt, rdt, rvdt.
+            variant: One of the paper's variants (rcdt, cdt, wqdt, wcdt, qcdt, dt, qt, rdt, rvdt),
+                or rcdt-plus, the recommended one; default: rcdt with preset `paper`, else
+                rcdt-plus.
             preset: `paper`, `cpu` (minutes on two cores) or `tiny` (tests).
             cost_budget: What an episode may cost at deployment; default: the task's middle
                 budget, or the median cost of the training trajectories.
@@ -90,7 +97,7 @@ class RCDT(StableBaselinesFace):
             tensorboard_log: Folder for tensorboard.
             **overrides: Any field of `Config`.
         """
-        if config is not None and (overrides or variant != "rcdt" or preset != "paper"):
+        if config is not None and (overrides or variant is not None or preset != "paper"):
             raise InvalidArgumentError(
                 "Give either `config` or `variant`, `preset` and its fields, not both."
             )
@@ -115,6 +122,8 @@ class RCDT(StableBaselinesFace):
         self._asked: tuple[float | None, TargetReturn] = (cost_budget, target_return)
         self._cost_budget: float | None = cost_budget
         self._target_return: float | None = None
+        self.calibration: TokenCalibration | None = None
+        self._guard: CriticShield | None = None
         self._wrapped: weakref.WeakSet[ReturnCostTokens] = weakref.WeakSet()
         if env is not None:
             self.set_env(env)
@@ -258,8 +267,9 @@ class RCDT(StableBaselinesFace):
             self.policy,
             self.scaling,
             state.push(rows),
+            self._steering(),
             deterministic=deterministic,
-            ctg_floor=self.config.ctg_floor,
+            shield=self._shield(),
         )
         actions = actions.reshape(-1, *(self.action_space.shape or actions.shape[1:]))
         return (actions[0] if single else actions), state
@@ -286,7 +296,7 @@ class RCDT(StableBaselinesFace):
             (n_envs,),
         )
         if target_return is None and cost_budget is not None:
-            known = {budget: self._resolve(float(budget), "auto") for budget in set(budgets)}
+            known = {budget: self.resolve_target(float(budget), "auto") for budget in set(budgets)}
             target_return = [known[budget] for budget in budgets]
         return AgentState.begin(
             n_envs,
@@ -313,10 +323,19 @@ class RCDT(StableBaselinesFace):
         self._asked = (float(k), target_return)
         self._cost_budget = float(k)
         if self.targets is not None:
-            self._target_return = self._resolve(float(k), target_return)
-            self.targets.warn_if_uncovered(float(k), self._target_return)
+            self._target_return = self.resolve_target(float(k), target_return)
+            self.targets.warn_if_uncovered(self._token(float(k)), self._target_return)
+            if self.calibration is not None:
+                self.calibration.warn_if_uncovered(float(k))
             for env in self._wrapped:
                 env.set_targets(self._target_return, self._cost_budget)
+
+    def resolve_target(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
+        """The return that an episode at this budget is asked for: `auto`, `paper` or a number."""
+        if self.targets is None:
+            raise InvalidArgumentError("There is no target return before `learn` has seen data.")
+        budget = self._token(cost_budget) if target_return == "auto" else cost_budget
+        return self.targets.resolve(budget, target_return)
 
     @property
     def cost_budget(self) -> float:
@@ -369,6 +388,68 @@ class RCDT(StableBaselinesFace):
         """Roll out at every budget; see `evaluate_budgets`."""
         return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
 
+    def calibrate(
+        self,
+        env: str | Env | Callable[[], Env] | None = None,
+        budgets: Sequence[float] | None = None,
+        n_episodes: int = 20,
+        seed: int = 1_000_000,
+        *,
+        n_tokens: int = 10,
+        confidence: float = 0.95,
+        **kwargs: Any,
+    ) -> TokenCalibration:
+        """Measure what episodes cost at each token, and from then on give the token that keeps.
+
+        The policy is rolled out at a range of budgets; afterwards a budget is translated to the
+        largest token whose mean cost is within it with the given confidence. This needs an
+        environment, and seeds that are not those of the evaluation. The result is saved with the
+        agent; `agent.calibration = None` takes it back.
+
+        Args:
+            env: As for `evaluate`.
+            budgets: Budgets that will be asked for; default: those of the agent's task.
+            n_episodes: Episodes a token.
+            seed: Episode e is reset with `seed + e`.
+            n_tokens: Tokens to measure, from zero to 1.5 times the largest budget.
+            confidence: Of the upper bound of the mean cost, one-sided.
+            **kwargs: As for `evaluate_budgets`.
+        """
+        self._require_policy()
+        assert self.targets is not None
+        self.calibration = None
+        asked = task_budgets(self, budgets)
+        tokens = token_grid(asked, float(self.targets.costs.max()), n_tokens)
+        report = evaluate_budgets(
+            self, env, tokens.tolist(), n_episodes=n_episodes, seed=seed, **kwargs
+        )
+        costs = np.array([result.costs for result in report.results])
+        self.calibration = TokenCalibration.fit(tokens, costs, confidence=confidence, seed=seed)
+        self._target_return = self.resolve_target(self.cost_budget, self._asked[1])
+        for env in self._wrapped:
+            env.set_targets(self._target_return, self.cost_budget)
+        return self.calibration
+
+    def set_deployment(self, **fields: Any) -> None:
+        """Change how the trained policy is steered; takes effect at the next `predict`.
+
+        Args:
+            **fields: Fields of `Config`: `ctg_floor`, `replan`, `exhausted_mode`,
+                `shield_candidates`.
+        """
+        unknown = sorted(set(fields) - set(DEPLOYMENT))
+        if unknown:
+            raise InvalidArgumentError(
+                f"`set_deployment` changes {', '.join(DEPLOYMENT)}, got {', '.join(unknown)}."
+            )
+        config = replace(self.config, **fields)
+        if config.shield_candidates and not config.cost_penalty:
+            raise InvalidArgumentError(
+                f"`shield_candidates` needs a cost critic, which variant {config.variant!r} does "
+                f"not train."
+            )
+        self.config, self._guard = config, None
+
     # ---------------------------------------------------------------- files
 
     def save(self, path: Any) -> None:
@@ -385,6 +466,7 @@ class RCDT(StableBaselinesFace):
             "config": self.config.to_dict(),
             "scaling": self.scaling.to_dict(),
             "targets": self.targets.to_dict(),
+            "calibration": self.calibration.to_dict() if self.calibration else None,
             "spaces": {
                 "observation": space_to_dict(self.observation_space),
                 "action": space_to_dict(self.action_space),
@@ -407,7 +489,8 @@ class RCDT(StableBaselinesFace):
         """Write the policy as an ONNX file for deployment without torch; see `rcdt_agent.export`.
 
         Raises:
-            InvalidArgumentError: The agent is untrained, or the extra `onnx` is not installed.
+            InvalidArgumentError: The agent is untrained, steered by more than the budget (shield,
+                replanning, calibration), or the extra `onnx` is not installed.
             CheckpointError: The file cannot be written.
         """
         from rcdt_agent.export import export_onnx
@@ -443,6 +526,8 @@ class RCDT(StableBaselinesFace):
             agent.task = get_task(meta["task"]) if meta["task"] else None
             agent.scaling = Scaling.from_dict(meta["scaling"])
             agent.targets = ReturnTargets.from_dict(meta["targets"])
+            if meta["calibration"]:
+                agent.calibration = TokenCalibration.from_dict(meta["calibration"])
             agent.observation_space = space_from_dict(meta["spaces"]["observation"])
             agent.action_space = space_from_dict(meta["spaces"]["action"])
             agent.episode_length = int(meta["episode_length"])
@@ -463,7 +548,7 @@ class RCDT(StableBaselinesFace):
             agent._rng = state["rng"]
             if agent._rng is not None:
                 torch.Generator().set_state(agent._rng)  # raises if it is none
-            agent._target_return = agent._resolve(agent.cost_budget, agent._asked[1])
+            agent._target_return = agent.resolve_target(agent.cost_budget, agent._asked[1])
             agent._try_once()
         if env is not None:
             agent.set_env(env)
@@ -506,6 +591,9 @@ class RCDT(StableBaselinesFace):
                 if self.task
                 else ()
             ),
+            to_go=ReturnToGo.fit(
+                dataset, quantile=self.config.target_quantile, cost_unit=self.cost_limit
+            ),
         )
         self.observation_space = self.observation_space or gym.spaces.Box(
             -np.inf, np.inf, (dataset.observation_size,), dtype=np.float32
@@ -517,7 +605,7 @@ class RCDT(StableBaselinesFace):
         budget, target = self._asked
         if budget is None:
             self._cost_budget = reference
-            self._target_return = self._resolve(reference, target)
+            self._target_return = self.resolve_target(reference, target)
         else:
             self.set_cost_budget(budget, target)
 
@@ -576,9 +664,55 @@ class RCDT(StableBaselinesFace):
         if self.policy is None:
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
 
-    def _resolve(self, budget: float, target_return: TargetReturn) -> float:
+    def _token(self, budget: float) -> float:
+        """The budget that the policy is given for a budget."""
+        return budget if self.calibration is None else float(self.calibration.token(budget))
+
+    def _steering(self) -> Steering:
+        """How the tokens are set, from the configuration and what was measured."""
         assert self.targets is not None
-        return self.targets.resolve(budget, target_return)
+        return Steering(
+            ctg_floor=self.config.ctg_floor,
+            replan=self.config.replan,
+            exhausted_mode=self.config.exhausted_mode,
+            return_to_go=self.targets.to_go,
+            calibration=self.calibration,
+        )
+
+    def _shield(self) -> CriticShield | None:
+        """The critic shield if it is on; made once from the trained critics."""
+        if not self.config.shield_candidates:
+            return None
+        if self._guard is None:
+            cost_critic = self._critic("cost_critic")
+            self._guard = CriticShield(
+                cost_critic=cost_critic,
+                reward_critic=self._critic("reward_critic") if self.config.q_guidance else None,
+                cost_discount=self.config.cost_discount,
+                episode_length=self.episode_length,
+                n_candidates=self.config.shield_candidates,
+            )
+        return self._guard
+
+    def _critic(self, name: str) -> TwinCritic:
+        """A trained critic: the learner's, or from the file the agent was loaded from."""
+        if self.learner is not None:
+            critic = self.learner.modules()[name]
+            assert isinstance(critic, TwinCritic)
+            return critic
+        assert self.scaling is not None
+        if self._pending is None:
+            raise InvalidArgumentError(
+                "`shield_candidates` needs the critics, which this file does not hold."
+            )
+        critic = TwinCritic(
+            len(self.scaling.obs_mean),
+            len(self.scaling.action_low),
+            width=self.config.critic_width,
+            n_layers=self.config.critic_layers,
+        )
+        critic.load_state_dict(self._pending["modules"][name])
+        return critic.to(self.device).requires_grad_(False)
 
     def _check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         if self.dataset is not None:

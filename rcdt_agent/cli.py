@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,6 +12,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from rcdt_agent.cli_benchmark import benchmark, tune
 from rcdt_agent.cli_collect import collect
 from rcdt_agent.cli_export import convert, export
 from rcdt_agent.config import PRESETS, Config, make_config
@@ -163,6 +165,51 @@ def evaluate(
 
 
 @app.command
+def calibrate(
+    agent: Annotated[Path, tyro.conf.Positional],
+    *,
+    env: str | None = None,
+    budgets: tuple[float, ...] = (),
+    episodes: int = 20,
+    seed: int = 1_000_000,
+    confidence: float = 0.95,
+    output: Path | None = None,
+) -> int:
+    """Measure which token keeps each cost budget, and store it in the agent.
+
+    Args:
+        agent: A run folder or a checkpoint.
+        env: A task or environment id; by default the one it was trained for.
+        budgets: Cost budgets that will be asked for; by default those of the task.
+        episodes: Episodes a token; ten tokens are measured.
+        seed: Episode e is reset with seed + e; not the seeds of an evaluation.
+        confidence: One-sided, of the bound on the mean cost.
+        output: Where to write the agent; by default over the one given.
+    """
+    from rcdt_agent.agent import RCDT
+    from rcdt_agent.runs import Run, simulator_of
+
+    is_run = agent.is_dir()
+    loaded = Run(agent).agent() if is_run else RCDT.load(agent)
+    source = env or (Run(agent).options()["data"] if is_run else "")
+    where, usual = simulator_of(loaded, source)
+    found = loaded.calibrate(
+        where, budgets or usual, episodes, seed, confidence=confidence, progress_bar=True
+    )
+    target = output or (Run(agent).final if is_run else agent)
+    loaded.save(target)
+    bound = f"{confidence:.0%} bound"
+    _say(f"{'token':>8} {'cost':>8} {bound:>10}")
+    for token, cost, upper in zip(found.tokens, found.costs, found.upper, strict=True):
+        _say(f"{token:>8.3g} {cost:>8.2f} {upper:>10.2f}")
+    for budget in budgets or usual or ():
+        _say(f"budget {budget:g}: token {float(found.token(budget)):.3g}")
+        found.warn_if_uncovered(budget)
+    _say(f"Calibrated agent: {target}")
+    return 0
+
+
+@app.command
 def plot(run: Annotated[Path, tyro.conf.Positional]) -> int:
     """Draw a run: learning curves, and the agent on the data's return-cost frontier.
 
@@ -175,6 +222,21 @@ def plot(run: Annotated[Path, tyro.conf.Positional]) -> int:
     found.options()
     written = draw_run(found)
     _say("\n".join(map(str, written)) or "Nothing to draw yet: no log and no report.")
+    return 0
+
+
+@app.command
+def report(run: Annotated[Path, tyro.conf.Positional], *, output: Path | None = None) -> int:
+    """Write one HTML page about a run: budgets, frontier, calibration, curves, settings.
+
+    Args:
+        run: A run folder.
+        output: HTML file; by default report.html in the run folder.
+    """
+    from rcdt_agent.report import write_report
+    from rcdt_agent.runs import Run
+
+    _say(f"Report: {write_report(Run(run), output)}")
     return 0
 
 
@@ -226,6 +288,7 @@ def train(
             seed=seed,
             device=device,
             checkpoint_every=checkpoint_every,
+            command=shlex.join(["rcdt", *sys.argv[1:]]),
         )
     _say(f"Run folder: {run.folder}")
     agent = train_run(run)
@@ -242,6 +305,8 @@ def train(
 app.command(collect)
 app.command(convert)
 app.command(export)
+app.command(benchmark)
+app.command(tune)
 
 
 def _say(text: str) -> None:
@@ -252,7 +317,7 @@ def _with_train(arguments: list[str]) -> tyro.extras.SubcommandApp:
     """Add `train`, whose options take their defaults from the preset and variant asked for."""
     known = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     known.add_argument("--preset", choices=tuple(PRESETS), default="cpu")
-    known.add_argument("--variant", default="rcdt")
+    known.add_argument("--variant", default=None)
     default = make_config("cpu")
     if arguments[:1] == ["train"]:
         chosen, _ = known.parse_known_args(arguments[1:])

@@ -23,7 +23,7 @@ class Config:
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
-    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt or rcdt: sets the four components below."""
+    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt, rcdt (P), or rcdt-plus (ours)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -71,6 +71,9 @@ class Config:
     pareto_increase: float = 0.1
     """Largest increase of the relabelled return, as a share of the range of returns (I)."""
 
+    relabel_fraction: float = 0.0
+    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I)."""
+
     # Trajectory weights.
     alpha: float = 1.0
     """Sensitivity of W to the scaled return, or the expert subset's extra weight (I)."""
@@ -92,6 +95,8 @@ class Config:
     """(C)"""
     warmup_steps: int = 500
     """Linear warm-up of the learning rate (C)."""
+    final_learning_rate: float = 1.0
+    """Share of the learning rate left after a cosine decay; 1 keeps it constant (P)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """(P)"""
     max_grad_norm: float = 0.25
@@ -140,6 +145,12 @@ class Config:
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
     target_quantile: float = 0.9
     """Quantile of returns within the budget that `target_return="auto"` asks for (I)."""
+    replan: bool = False
+    """Never ask for more than the data show at this step with what is left of the budget (I)."""
+    exhausted_mode: bool = False
+    """Once the budget is spent: CTG 0, the data's return at no cost, the least-cost action (I)."""
+    shield_candidates: int = 0
+    """Actions the critic shield chooses from when the policy's own does not fit; 0: none (I)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
@@ -149,7 +160,8 @@ class Config:
         ):  # fmt: skip
             _require(self, name, getattr(self, name) >= 1, ">= 1")
         _require(self, "critic_layers", self.critic_layers >= 2, ">= 2")
-        _require(self, "warmup_steps", self.warmup_steps >= 0, ">= 0")
+        for name in ("warmup_steps", "shield_candidates"):
+            _require(self, name, getattr(self, name) >= 0, ">= 0")
         for name in ("dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("discount", "cost_discount"):
@@ -160,6 +172,8 @@ class Config:
             "expert_fraction",
             "target_quantile",
             "pareto_fraction",
+            "relabel_fraction",
+            "final_learning_rate",
         ):
             _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
         for name in (
@@ -225,15 +239,20 @@ def _require(config: Config, name: str, holds: bool, rule: str) -> None:
         raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
 
 
+DEPLOYMENT = ("ctg_floor", "replan", "exhausted_mode", "shield_candidates")
+"""Fields that can be changed after training."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
         "n_layers": 2,
         "n_heads": 4,
         "embedding_size": 64,
-        "batch_size": 64,
-        "total_steps": 5_000,
+        "context_length": 2,
+        "batch_size": 320,
+        "total_steps": 4_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 200,
@@ -248,6 +267,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "total_steps": 2_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 100,
@@ -270,19 +290,32 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wcdt": {"q_guidance": False},
     "qcdt": {"weighting": "none"},
     "rcdt": {},
+    "rcdt-plus": {
+        "relabel_fraction": 0.5,
+        "sampling": "transition",
+        "eta": 0.1,
+        "replan": True,
+        "exhausted_mode": True,
+    },
 }
-"""The paper's variants as settings of the one class; `tvcdt` is another name of `wqdt`."""
+"""The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
+`rcdt-plus`: RCDT with the departures that measurements recommend."""
 
 
-def make_config(preset: str = "paper", variant: str = "rcdt", **overrides: Any) -> Config:
+def make_config(preset: str = "paper", variant: str | None = None, **overrides: Any) -> Config:
     """A preset's sizes, a variant's components, then the given fields on top.
+
+    Args:
+        preset: A key of `PRESETS`.
+        variant: A key of `VARIANTS`; default: `rcdt` with preset `paper`, else `rcdt-plus`.
+        **overrides: Fields of `Config`.
 
     Raises:
         InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
     """
     if preset not in PRESETS:
         raise InvalidArgumentError(f"`preset` must be one of {tuple(PRESETS)}, got {preset!r}.")
-    name = variant.lower()
+    name = (variant or ("rcdt" if preset == "paper" else "rcdt-plus")).lower()
     if name not in VARIANTS:
         raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
     known = {field.name for field in fields(Config)}

@@ -7,25 +7,49 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.targets import ReturnTargets
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.progress import progress
 from rcdt_agent.steps import read_step
-
-if TYPE_CHECKING:
-    from rcdt_agent.agent import RCDT
+from rcdt_agent.tasks.registry import Task
 
 Env = gym.Env[Any, Any]
 EnvSource = str | Env | Callable[[], Env] | None
 Floats = npt.NDArray[np.float64]
 
 _BOOTSTRAP = 2000
+
+
+class BudgetPolicy(Protocol):
+    """What can be evaluated: an `RCDT`, or a policy that knows no budget in `BudgetBlind`."""
+
+    task: Task | None
+    targets: ReturnTargets | None
+
+    @property
+    def trained_on_published_data(self) -> bool:
+        """Whether DSRL's published range normalises the returns."""
+
+    def resolve_target(self, cost_budget: float, target_return: Any) -> float:
+        """The return that an episode at this budget is asked for."""
+
+    def begin(
+        self, n_envs: int = 1, *, cost_budget: npt.ArrayLike, target_return: npt.ArrayLike
+    ) -> AgentState:
+        """A state for episodes about to start."""
+
+    def predict(
+        self, observation: Any, state: Any, episode_start: Any, deterministic: bool
+    ) -> tuple[npt.NDArray[np.float32], AgentState]:
+        """Actions for a batch, and the state to hand back."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +69,7 @@ class BudgetResult:
         normalized_cost: Mean cost / budget; None for a budget of zero.
         passed: Mean cost <= budget.
         over_budget: Share of episodes that cost more than the budget.
+        interventions: Share of steps at which the critic shield replaced the policy's action.
     """
 
     budget: float
@@ -59,6 +84,7 @@ class BudgetResult:
     normalized_cost: float | None
     passed: bool
     over_budget: float
+    interventions: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +144,7 @@ class BudgetReport:
 
 
 def evaluate_budgets(
-    agent: RCDT,
+    agent: BudgetPolicy,
     env: EnvSource = None,
     budgets: Sequence[float] | None = None,
     *,
@@ -136,7 +162,7 @@ def evaluate_budgets(
     the report does not depend on how it was computed.
 
     Args:
-        agent: A trained agent.
+        agent: A trained agent, or any other `BudgetPolicy`.
         env: A task or environment id, a function that makes one, one environment (used alone, in
             this process), or None for the agent's task.
         budgets: Cost budgets; default: those of the agent's task.
@@ -151,14 +177,10 @@ def evaluate_budgets(
         progress_bar: Show finished episodes.
     """
     make, name, most = _env_maker(agent, env)
-    if budgets is None:
-        if agent.task is None:
-            raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
-        budgets = agent.task.budgets
+    budgets = task_budgets(agent, budgets)
     if n_episodes < 1 or not len(budgets):
         raise InvalidArgumentError("`n_episodes` must be >= 1 and `budgets` must not be empty.")
-    assert agent.targets is not None
-    targets = [agent.targets.resolve(budget, target_return) for budget in budgets]
+    targets = [agent.resolve_target(budget, target_return) for budget in budgets]
     jobs = [(b, e) for b in range(len(budgets)) for e in range(n_episodes)]
     given = isinstance(env, gym.Env)
     apart = subprocesses and not given
@@ -168,7 +190,7 @@ def evaluate_budgets(
     makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
-        returns, costs = _run(
+        returns, costs, shielded = _run(
             agent, venv, queues, np.array(budgets), np.array(targets), n_episodes, deterministic,
             progress_bar,
         )  # fmt: skip
@@ -177,12 +199,21 @@ def evaluate_budgets(
             venv.close()
     low, high, source = _reference(agent)
     results = tuple(
-        _summarize(budget, target, returns[i], costs[i], (low, high), seed)
+        _summarize(budget, target, returns[i], costs[i], (low, high), seed, shielded[i])
         for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
     )
     return BudgetReport(
         env=name, seed=seed, return_range=(low, high), range_source=source, results=results
     )
+
+
+def task_budgets(agent: BudgetPolicy, budgets: Sequence[float] | None) -> Sequence[float]:
+    """The given budgets, or those of the agent's task."""
+    if budgets is not None:
+        return budgets
+    if agent.task is None:
+        raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
+    return agent.task.budgets
 
 
 class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
@@ -208,7 +239,7 @@ class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 
 def _run(
-    agent: RCDT,
+    agent: BudgetPolicy,
     venv: VecEnv,
     queues: list[list[tuple[int, int]]],
     budgets: Floats,
@@ -216,10 +247,13 @@ def _run(
     n_episodes: int,
     deterministic: bool,
     progress_bar: bool,
-) -> tuple[Floats, Floats]:
-    """(budgets, episodes) returns and costs of all jobs; environment i works off queue i."""
+) -> tuple[Floats, Floats, Floats]:
+    """Returns and costs (budgets, episodes), and the shield's share of all steps (budgets,).
+
+    Environment i works off queue i of the jobs.
+    """
     n = len(queues)
-    returns, costs = np.zeros((2, len(budgets), n_episodes))
+    returns, costs, steps, shielded = np.zeros((4, len(budgets), n_episodes))
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
@@ -237,6 +271,8 @@ def _run(
                 budget, episode = queues[i][place[i]]
                 returns[budget, episode] = state.total_return[i]
                 costs[budget, episode] = state.total_cost[i]
+                steps[budget, episode] = state.steps[i]
+                shielded[budget, episode] = state.interventions[i]
                 bar.update()
                 place[i] += 1
                 active[i] = place[i] < len(queues[i])
@@ -244,7 +280,7 @@ def _run(
                     current[i] = queues[i][place[i]][0]
             if dones.any():
                 state = state.with_targets(targets[current], budgets[current])
-    return returns, costs
+    return returns, costs, shielded.sum(1) / steps.sum(1)
 
 
 def _summarize(
@@ -254,6 +290,7 @@ def _summarize(
     costs: Floats,
     return_range: tuple[float, float],
     seed: int,
+    interventions: float,
 ) -> BudgetResult:
     low, high = return_range
     mean_return, mean_cost = float(returns.mean()), float(costs.mean())
@@ -270,6 +307,7 @@ def _summarize(
         normalized_cost=mean_cost / budget if budget > 0 else None,
         passed=bool(mean_cost <= budget),
         over_budget=float(np.mean(costs > budget)),
+        interventions=float(interventions),
     )
 
 
@@ -281,7 +319,7 @@ def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _reference(agent: RCDT) -> tuple[float, float, str]:
+def _reference(agent: BudgetPolicy) -> tuple[float, float, str]:
     """The range that normalises returns, and its name."""
     assert agent.targets is not None
     published = agent.trained_on_published_data
@@ -294,7 +332,7 @@ def _reference(agent: RCDT) -> tuple[float, float, str]:
 _SIDE_BY_SIDE = {"bullet": 16, "safety-gymnasium": 4, "metadrive": 1}
 
 
-def _env_maker(agent: RCDT, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
+def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
     """A function that makes the environment, its name, and how many to make in one process."""
     from rcdt_agent.errors import UnknownTaskError
     from rcdt_agent.tasks.registry import get_task

@@ -49,7 +49,14 @@ def inspect_file(
         cost_limit=limit,
     )
     weights = normalize_weights(raw, torch.ones_like(raw), maximum=10.0).numpy()
-    figure = plot_return_cost(dataset, weights, cost_limit=limit, budgets=budgets)
+    figure = plot_return_cost(
+        dataset.returns,
+        dataset.costs,
+        weights,
+        cost_limit=limit,
+        budgets=budgets,
+        title=file.name,
+    )
     save_figure(figure, picture)
     title = f"{file.name} ({known.id if known else 'unknown task, budgets of Safety-Gymnasium'})"
     return {

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -15,9 +16,13 @@ from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, WindowSampler, normalize_weights
 from rcdt_agent.errors import TrainingError
-from rcdt_agent.networks.critics import TwinCritic, soft_update
+from rcdt_agent.networks.critics import TwinCritic, critic_values, soft_update
+from rcdt_agent.networks.dropout import draw_seed
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
+
+PART_TOKENS = 10_240
+"""Tokens that go through the policy at a time in training on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,14 @@ class PolicyInputs:
     rtg: Tensor
     ctg: Tensor
     timesteps: Tensor
+
+
+@dataclass(frozen=True)
+class Noise:
+    """What is drawn for the critics' terms: (B, T, A) of the actions, () which twin guides."""
+
+    actions: Tensor
+    swap: Tensor
 
 
 class Learner:
@@ -65,6 +78,7 @@ class Learner:
         self.scaling = scaling
         self.device = torch.device(device)
         self.step_count = 0
+        self.total_steps = config.total_steps  # where the learning rate ends its way down
         self.critic_start_step = round(config.critic_start * config.total_steps)
         self.policy = make_policy(
             dataset.observation_size, dataset.action_size, config, episode_length
@@ -79,7 +93,7 @@ class Learner:
         initial = torch.tensor(config.initial_temperature, device=self.device)
         self.log_temperature = initial.log().requires_grad_()
         self.temperature_optimizer = torch.optim.Adam(
-            [self.log_temperature], lr=config.learning_rate, betas=config.adam_betas
+            [self.log_temperature], lr=config.learning_rate, betas=config.adam_betas, fused=True
         )
         self.target_entropy = -float(dataset.action_size)
         self.lmbda = torch.zeros((), device=self.device)
@@ -95,9 +109,10 @@ class Learner:
             copy.deepcopy(critic).requires_grad_(False)
             for critic in (self.reward_critic, self.cost_critic)
         )
-        self.reward_optimizer, self.cost_optimizer = (
-            torch.optim.Adam(critic.parameters(), lr=config.critic_learning_rate, fused=True)
-            for critic in (self.reward_critic, self.cost_critic)
+        self.critic_optimizer = torch.optim.Adam(
+            [*self.reward_critic.parameters(), *self.cost_critic.parameters()],
+            lr=config.critic_learning_rate,
+            fused=True,
         )
         self.sampler = WindowSampler(
             scaling.scale_dataset(dataset),
@@ -107,6 +122,8 @@ class Learner:
             cost_ceiling=config.cost_ceiling,
             pareto_fraction=config.pareto_fraction,
             pareto_increase=config.pareto_increase,
+            relabel_fraction=config.relabel_fraction,
+            relabel_slack=cost_limit,
             device=self.device,
             seed=seed,
         )
@@ -130,84 +147,164 @@ class Learner:
         if active:
             self.critic_step(batch)
         self.policy_step(batch, with_critics=active)
-        if active and self.config.q_guidance:
-            soft_update(self.reward_target, self.reward_critic, self.config.target_rate)
-        if active and self.config.cost_penalty:
-            soft_update(self.cost_target, self.cost_critic, self.config.target_rate)
+        if active:
+            for name in self._critic_names():
+                target, critic = self._targets[name], self._critics[name]
+                soft_update(target, critic, self.config.target_rate)
         self.step_count += 1
 
     def critic_step(self, batch: Batch) -> None:
         """Fit both critics to their TD targets on every real transition of the windows."""
-        next_actions = self.next_actions(batch)
-        if self.config.q_guidance:
-            with torch.no_grad():
-                following = self.reward_target(batch.next_obs, next_actions).amin(0)
-            target = losses.td_target(
-                batch.rewards, following, batch.terminals, self.config.discount
+        config, names = self.config, self._critic_names()
+        with torch.no_grad():
+            following = critic_values(
+                [self._targets[name] for name in names], batch.next_obs, self.next_actions(batch)
             )
-            self._fit_critic("q", self.reward_critic, self.reward_optimizer, batch, target)
-        if self.config.cost_penalty:
-            with torch.no_grad():
-                following = self._worse_cost(self.cost_target(batch.next_obs, next_actions))
-            # A cost-to-go is never negative; clipping keeps early errors from feeding back.
-            target = losses.td_target(
-                batch.costs, following.clamp(min=0.0), batch.terminals, self.config.cost_discount
-            )
-            self._fit_critic("cost", self.cost_critic, self.cost_optimizer, batch, target)
+        critics = [self._critics[name] for name in names]
+        fitted = critic_values(critics, batch.obs, batch.actions)
+        total = torch.zeros((), device=self.device)
+        for name, critic, values, ahead in zip(names, critics, fitted, following, strict=True):
+            if name == "q":
+                target = losses.td_target(
+                    batch.rewards, ahead.amin(0), batch.terminals, config.discount
+                )
+            else:
+                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
+                ahead = self._worse_cost(ahead).clamp(min=0.0)
+                target = losses.td_target(batch.costs, ahead, batch.terminals, config.cost_discount)
+            # In the critic's own unit.
+            loss = losses.td_loss(values / critic.scale, target / critic.scale, batch.next_known)
+            total = total + loss
+            self._record(f"{name}_loss", loss)
+            self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        total.backward()  # type: ignore[no-untyped-call]
+        for name, critic in zip(names, critics, strict=True):
+            norm = nn.utils.clip_grad_norm_(critic.parameters(), config.critic_max_grad_norm)
+            self._record(f"{name}_grad_norm", norm)
+        self.critic_optimizer.step()
 
     def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
         """Minimise the policy's objective once, then move lambda."""
         config = self.config
-        inputs = self.inputs(batch)
         self.policy.train()
-        features = self.policy.features(
-            inputs.obs, inputs.actions, inputs.rtg, inputs.ctg, inputs.timesteps
-        )
-        mean, log_std = self.policy.distribution(features)
-        log_prob = losses.gaussian_log_prob(batch.actions, mean, log_std)
-        loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
-        entropy = losses.masked_mean(losses.gaussian_entropy(log_std), batch.mask)
-        if config.entropy_bonus:
-            loss = loss - self.log_temperature.exp().detach() * entropy
-        if config.cost_head_weight:
-            logit = self.policy.cost_logit(features, batch.actions)
-            guess = losses.cost_head_loss(logit, batch.costs, batch.mask)
-            loss = loss + config.cost_head_weight * guess
-            self._record("cost_head_loss", guess)
-        cost_estimate = None
-        if with_critics:
-            noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
-            actions = (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
-            if config.q_guidance:
-                first, second = self._frozen(self.reward_critic, batch.obs, actions)
-                swap = torch.rand((), generator=self.generator, device=self.device) < 0.5
-                q_a, q_b = torch.where(swap, second, first), torch.where(swap, first, second)
-                guidance = losses.q_guidance(q_a, q_b, batch.mask)
-                loss = loss - config.eta * guidance
-                self._record("q_policy", losses.masked_mean(q_a.detach(), batch.mask))
-            if config.cost_penalty:
-                worse = self._worse_cost(self._frozen(self.cost_critic, batch.obs, actions))
-                cost_estimate = losses.cost_penalty(worse, batch.mask)
-                loss = loss + self.lmbda * cost_estimate
         self.policy_optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        noise = self._noise(batch) if with_critics else None
+        terms = self._differentiate(batch, noise)
         norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
-        rate = config.learning_rate * min(1.0, (self.step_count + 1) / (config.warmup_steps + 1))
-        self.policy_optimizer.param_groups[0]["lr"] = rate
+        self.policy_optimizer.param_groups[0]["lr"] = losses.learning_rate(
+            self.step_count,
+            peak=config.learning_rate,
+            warmup_steps=config.warmup_steps,
+            total_steps=self.total_steps,
+            final_share=config.final_learning_rate,
+        )
         self.policy_optimizer.step()
         if config.entropy_bonus:
-            self._temperature_step(entropy)
-        if cost_estimate is not None:
-            self._dual_step(cost_estimate.detach())
-        self._record("loss", loss)
-        self._record("nll", -losses.masked_mean(log_prob.detach(), batch.mask))
-        self._record("weighted_nll", nll)
-        self._record("entropy", entropy)
+            self._temperature_step(terms["entropy"])
+        if "cost_policy" in terms:
+            self._dual_step(terms["cost_policy"])
+        for name, value in terms.items():
+            self._record(name, value)
         self._record("grad_norm", norm)
         self._record(
             "weight_ess",
             batch.weights.sum() ** 2 / batch.weights.square().sum() / len(batch.weights),
         )
+
+    def _differentiate(self, batch: Batch, noise: Noise | None) -> dict[str, Tensor]:
+        """Add the objective's gradient to the policy's; its terms.
+
+        Large batches are taken in parts that fit the processor's cache. Every term is a mean over
+        real steps, so parts add up, but Q guidance is a quotient of two means: there the gradient
+        at the features is found from the whole batch first, by one more forward pass.
+        """
+        parts = batch.split(self._part_size(batch))
+        seeds = [draw_seed() if self.policy.drops else None for _ in parts]
+        if len(parts) == 1:
+            loss, terms = self._objective(self._features(batch, seeds[0]), batch, noise)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return terms
+        if noise is not None and self.config.q_guidance:
+            with torch.no_grad():
+                known = [self._features(*each) for each in zip(parts, seeds, strict=True)]
+            features = torch.cat(known).requires_grad_()
+            loss, terms = self._objective(features, batch, noise)
+            loss.backward()  # type: ignore[no-untyped-call]
+            assert features.grad is not None
+            grads = torch.split(features.grad, len(known[0]))
+            for part, seed, grad in zip(parts, seeds, grads, strict=True):
+                self._features(part, seed).backward(grad)  # type: ignore[no-untyped-call]
+            return terms
+        sums: dict[str, Tensor] = {}
+        start = 0
+        for part, seed in zip(parts, seeds, strict=True):
+            end = start + len(part.mask)
+            own = None if noise is None else Noise(noise.actions[start:end], noise.swap)
+            loss, terms = self._objective(self._features(part, seed), part, own)
+            share = part.mask.sum() / batch.mask.sum()
+            (share * loss).backward()  # type: ignore[no-untyped-call]
+            for name, value in terms.items():
+                sums[name] = sums.get(name, 0.0) + share * value
+            start = end
+        return sums
+
+    def _part_size(self, batch: Batch) -> int:
+        """Windows of a part: all on devices other than the CPU."""
+        if self.device.type != "cpu":
+            return len(batch.mask)
+        return max(1, PART_TOKENS // (batch.mask.shape[1] * self.policy.tokens_per_step))
+
+    def _features(self, batch: Batch, dropout_seed: int | None) -> Tensor:
+        inputs = self.inputs(batch)
+        return self.policy.features(
+            inputs.obs, inputs.actions, inputs.rtg, inputs.ctg, inputs.timesteps, dropout_seed
+        )
+
+    def _noise(self, batch: Batch) -> Noise:
+        actions = torch.randn(batch.actions.shape, generator=self.generator, device=self.device)
+        swap = torch.rand((), generator=self.generator, device=self.device) < 0.5
+        return Noise(actions, swap)
+
+    def _objective(
+        self, features: Tensor, batch: Batch, noise: Noise | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The policy's loss and its terms, detached; `noise` brings in the critics' terms."""
+        config = self.config
+        mean, log_std = self.policy.distribution(features)
+        log_prob = losses.gaussian_log_prob(batch.actions, mean, log_std)
+        loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
+        entropy = losses.masked_mean(losses.gaussian_entropy(log_std), batch.mask)
+        terms = {
+            "nll": -losses.masked_mean(log_prob.detach(), batch.mask),
+            "weighted_nll": nll.detach(),
+            "entropy": entropy.detach(),
+        }
+        if config.entropy_bonus:
+            loss = loss - self.log_temperature.detach().exp() * entropy
+        if config.cost_head_weight:
+            logit = self.policy.cost_logit(features, batch.actions)
+            guess = losses.cost_head_loss(logit, batch.costs, batch.mask)
+            loss = loss + config.cost_head_weight * guess
+            terms["cost_head_loss"] = guess.detach()
+        if noise is not None:
+            actions = (mean + log_std.exp() * noise.actions).clamp(-1.0, 1.0)
+            names = self._critic_names()
+            critics = [self._critics[name] for name in names]
+            # Gradients reach the actions, not the critics.
+            values = critic_values(critics, batch.obs, actions, frozen=True)
+            judged = dict(zip(names, values, strict=True))
+            if config.q_guidance:
+                first, second = judged["q"]
+                q_a = torch.where(noise.swap, second, first)
+                q_b = torch.where(noise.swap, first, second)
+                loss = loss - config.eta * losses.q_guidance(q_a, q_b, batch.mask)
+                terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
+            if config.cost_penalty:
+                cost = losses.cost_penalty(self._worse_cost(judged["cost"]), batch.mask)
+                loss = loss + self.lmbda * cost
+                terms["cost_policy"] = cost.detach()
+        return loss, {"loss": loss.detach(), **terms}
 
     def inputs(self, batch: Batch) -> PolicyInputs:
         """The batch as the policy sees it; observations and actions are scaled already."""
@@ -227,14 +324,18 @@ class Learner:
         left after the step. The last action token is not known and, by causality, not looked at.
         """
         self.policy.eval()
-        actions = torch.cat((batch.actions[:, 1:], torch.zeros_like(batch.actions[:, :1])), dim=1)
-        mean, log_std = self.policy(
+        moved_on = (
             batch.next_obs,
-            actions,
+            torch.cat((batch.actions[:, 1:], torch.zeros_like(batch.actions[:, :1])), dim=1),
             self.scaling.rtg_token(batch.rtg - batch.rewards),
             self.scaling.ctg_token(batch.ctg - batch.costs),
             batch.timesteps + 1,
         )
+        parts = zip(
+            *(torch.split(values, self._part_size(batch)) for values in moved_on), strict=True
+        )
+        features = torch.cat([self.policy.features(*part) for part in parts])
+        mean, log_std = self.policy.distribution(features)
         noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
         sampled: Tensor = (mean + log_std.exp() * noise).clamp(-1.0, 1.0)
         return sampled
@@ -302,43 +403,30 @@ class Learner:
         return {
             "policy": self.policy_optimizer,
             "temperature": self.temperature_optimizer,
-            "reward_critic": self.reward_optimizer,
-            "cost_critic": self.cost_optimizer,
+            "critics": self.critic_optimizer,
         }
 
-    def _fit_critic(
-        self,
-        name: str,
-        critic: TwinCritic,
-        optimizer: torch.optim.Optimizer,
-        batch: Batch,
-        target: Tensor,
-    ) -> None:
-        """One step of a critic towards its TD target, in the critic's own unit."""
-        values = critic(batch.obs, batch.actions)
-        loss = losses.td_loss(values / critic.scale, target / critic.scale, batch.next_known)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = nn.utils.clip_grad_norm_(critic.parameters(), self.config.critic_max_grad_norm)
-        optimizer.step()
-        self._record(f"{name}_loss", loss)
-        self._record(f"{name}_grad_norm", norm)
-        self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
+    def _critic_names(self) -> list[str]:
+        """The critics whose terms act."""
+        acting = {"q": self.config.q_guidance, "cost": self.config.cost_penalty}
+        return [name for name, acts in acting.items() if acts]
+
+    @property
+    def _critics(self) -> dict[str, TwinCritic]:
+        return {"q": self.reward_critic, "cost": self.cost_critic}
+
+    @property
+    def _targets(self) -> dict[str, TwinCritic]:
+        return {"q": self.reward_target, "cost": self.cost_target}
 
     def _worse_cost(self, twins: Tensor) -> Tensor:
         """The twin that the configuration believes: (2, ...) -> (...,)."""
         return twins.amax(0) if self.config.cost_reduction == "max" else twins.amin(0)
 
-    def _frozen(self, critic: TwinCritic, obs: Tensor, actions: Tensor) -> Tensor:
-        """The critic's estimates, whose gradient reaches the actions but not the critic."""
-        parameters = {name: value.detach() for name, value in critic.named_parameters()}
-        values: Tensor = torch.func.functional_call(critic, parameters, (obs, actions))
-        return values
-
     def _temperature_step(self, entropy: Tensor) -> None:
-        loss = self.log_temperature.exp() * (entropy.detach() - self.target_entropy)
-        self.temperature_optimizer.zero_grad(set_to_none=True)
-        loss.backward()  # type: ignore[no-untyped-call]
+        """Minimise exp(log temperature) (entropy - target), whose gradient is itself."""
+        temperature = self.log_temperature.detach().exp()
+        self.log_temperature.grad = temperature * (entropy.detach() - self.target_entropy)
         self.temperature_optimizer.step()
 
     def _dual_step(self, cost_estimate: Tensor) -> None:
@@ -353,7 +441,6 @@ class Learner:
             step_size=config.lambda_step,
             maximum=config.lambda_max,
         )
-        self._record("cost_policy", cost_estimate)
         self._record("cost_estimate", compared)
 
     def _record(self, name: str, value: Tensor) -> None:
@@ -396,7 +483,17 @@ def make_critic(
     )
 
 
-def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: float) -> Tensor:
+class Outcomes(Protocol):
+    """Returns and costs of M trajectories: a dataset, or what an agent remembers of it."""
+
+    @property
+    def returns(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+    @property
+    def costs(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
+
+
+def dataset_weights(dataset: Outcomes, config: Config, cost_limit: float) -> Tensor:
     """(M,) raw trajectory weights of the configuration."""
     returns, costs = torch.from_numpy(dataset.returns), torch.from_numpy(dataset.costs)
     if config.weighting == "return_cost":
@@ -406,4 +503,4 @@ def dataset_weights(dataset: TrajectoryDataset, config: Config, cost_limit: floa
     if config.weighting == "expert":
         threshold = torch.quantile(returns, 1 - config.expert_fraction)
         return losses.expert_weights(returns >= threshold, config.alpha)
-    return torch.ones(len(dataset))
+    return torch.ones(len(returns))

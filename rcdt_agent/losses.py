@@ -187,6 +187,24 @@ def dual_ascent(
     return torch.clamp(lmbda + step_size * (cost_estimate - kappa), 0.0, maximum)
 
 
+def learning_rate(
+    step: int, *, peak: float, warmup_steps: int, total_steps: int, final_share: float
+) -> float:
+    """Learning rate of a step: a linear warm-up, then half a cosine down to a share of the peak.
+
+    Args:
+        step: Steps made so far.
+        peak: Rate after the warm-up.
+        warmup_steps: Length of the warm-up.
+        total_steps: Where the cosine ends; later steps stay there.
+        final_share: What is left of the peak; 1 keeps it constant, as the paper does.
+    """
+    warm = min(1.0, (step + 1) / (warmup_steps + 1))
+    progress = min(1.0, step / total_steps)
+    share = final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * progress))
+    return peak * warm * share
+
+
 def episode_cost_factor(discount: float, horizon: int) -> float:
     """Episode cost per unit of mean discounted cost-to-go, for costs spread evenly over time.
 

@@ -1,54 +1,103 @@
-"""Pictures: the return-cost plane of a dataset, its frontier, and agents on it."""
+"""Pictures: the return-cost plane of a dataset, its frontier, agents on it, and their training."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 
-from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import non_dominated
+
+Floats = npt.NDArray[np.float32]
+Size = tuple[float, float]
+_SIZE: Size = (7.0, 4.6)
+# Neither end vanishes on a white or on a black page.
+_WEIGHT_COLOURS = ListedColormap(mpl.colormaps["viridis_r"](np.linspace(0.05, 0.82, 256)))
+_INK = "#010203"  # stands for the page's own text colour until the picture is on a page
+
+
+@contextmanager
+def page_style() -> Iterator[None]:
+    """Draw for a web page: text and lines in the page's colour, no background of their own."""
+    ink = (
+        "text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color",
+        "legend.labelcolor", "patch.edgecolor",
+    )  # fmt: skip
+    clear = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
+    settings: Any = {**dict.fromkeys(ink, _INK), **dict.fromkeys(clear, "none")}
+    settings |= {"svg.fonttype": "none", "svg.hashsalt": "rcdt_agent", "font.size": 9.0}
+    with mpl.rc_context(settings):
+        yield
+
+
+def to_svg(figure: Figure, name: str) -> str:
+    """A figure drawn within `page_style` as an SVG element for an HTML page.
+
+    It refers to nothing outside itself, its ids begin with `name`, and the same figure gives the
+    same text.
+    """
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None})
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text)
+    text = text.replace("xlink:href", "href").replace(_INK, "currentColor")
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = re.sub(r'href="#', f'href="#{name}-', text)
+    text = re.sub(r"url\(#", f"url(#{name}-", text)
+    # The page decides the size; `viewBox` keeps the proportions.
+    return re.sub(r'^<svg width="[^"]*" height="[^"]*"', "<svg", text)
 
 
 def plot_return_cost(
-    dataset: TrajectoryDataset,
+    returns: Floats,
+    costs: Floats,
     weights: npt.ArrayLike,
     *,
     cost_limit: float,
     budgets: Sequence[float] = (),
-    title: str | None = None,
+    title: str = "",
+    size: Size = _SIZE,
 ) -> Figure:
     """Return over cost of every trajectory, coloured by its weight, with the frontier.
 
     Args:
-        dataset: The trajectories.
+        returns: (M,) returns of the trajectories.
+        costs: (M,) their costs.
         weights: (M,) trajectory weights, Eq. (w-def).
         cost_limit: c_lim of the weights, drawn as a line.
         budgets: Cost budgets, drawn as ticks on the cost axis.
-        title: Defaults to the dataset's name.
+        title: Above the picture.
+        size: Width and height in inches.
     """
     weight = np.asarray(weights)
     order = np.argsort(weight)  # heavy trajectories on top
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     points = axes.scatter(
-        dataset.costs[order],
-        dataset.returns[order],
+        costs[order],
+        returns[order],
         c=weight[order],
         s=14,
-        cmap="viridis_r",
+        cmap=_WEIGHT_COLOURS,
         linewidths=0,
         label="trajectory",
+        rasterized=True,
     )
     figure.colorbar(points, label="weight W (mean 1)")
-    frontier = dataset.frontier()
+    frontier = non_dominated(returns, costs)
     axes.step(
-        [*frontier.costs, max(float(dataset.costs.max()), *budgets, float(frontier.costs[-1]))],
+        [*frontier.costs, max(float(costs.max()), *budgets, float(frontier.costs[-1]))],
         [*frontier.returns, frontier.returns[-1]],
         where="post",
         color="crimson",
@@ -59,7 +108,7 @@ def plot_return_cost(
     _mark_budgets(axes, budgets)
     axes.set_xlabel("cost of the trajectory")
     axes.set_ylabel("return of the trajectory")
-    axes.set_title(title or Path(dataset.name).name, fontsize=10)
+    axes.set_title(title, fontsize=10)
     axes.legend(loc="best", fontsize=8, framealpha=0.9)
     return figure
 
@@ -73,14 +122,19 @@ def save_figure(figure: Figure, path: Path) -> None:
 def _mark_budgets(axes: Any, budgets: Sequence[float]) -> None:
     for budget in budgets:
         axes.plot(
-            budget, 0, marker="^", color="black", markersize=6, clip_on=False, linestyle="none",
-            transform=axes.get_xaxis_transform(), zorder=5,
+            budget, 0, marker="^", color=mpl.rcParams["text.color"], markersize=6, clip_on=False,
+            linestyle="none", transform=axes.get_xaxis_transform(), zorder=5,
             label="evaluation budgets" if budget == budgets[0] else None,
         )  # fmt: skip
 
 
 def plot_frontier(
-    returns: npt.NDArray[np.float32], costs: npt.NDArray[np.float32], report: dict[str, Any]
+    returns: Floats,
+    costs: Floats,
+    report: dict[str, Any],
+    *,
+    title: str | None = None,
+    size: Size = _SIZE,
 ) -> Figure:
     """The data's return-cost plane with one policy's outcome at each budget on it.
 
@@ -88,16 +142,19 @@ def plot_frontier(
         returns: (M,) returns of the training trajectories.
         costs: (M,) their costs.
         report: A `BudgetReport` as a dict (`json.loads(report.to_json())`).
+        title: By default the number of budgets and the environment.
+        size: Width and height in inches.
     """
-    figure = Figure(figsize=(7.0, 4.6), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     results = report["results"]
     budgets = [result["budget"] for result in results]
     right = 1.6 * max(*budgets, *(result["mean_cost"] for result in results))
     shown = costs <= right
     axes.scatter(
-        costs[shown], returns[shown], s=9, color="lightgrey", linewidths=0, label="training data"
-    )
+        costs[shown], returns[shown], s=9, color="silver", linewidths=0, label="training data",
+        rasterized=True,
+    )  # fmt: skip
     frontier = non_dominated(returns, costs)
     axes.step(
         [*frontier.costs, right],
@@ -107,7 +164,7 @@ def plot_frontier(
         linewidth=1,
         label="frontier of the data",
     )
-    colours = colormaps["viridis"](np.linspace(0.05, 0.85, len(results)))
+    colours = _colours(len(results))
     for result, colour in zip(results, colours, strict=True):
         x, y = result["mean_cost"], result["mean_return"]
         axes.axvline(result["budget"], color=colour, linestyle=":", linewidth=1.2)
@@ -128,8 +185,85 @@ def plot_frontier(
     axes.set_ylim(low - 0.05 * (high - low), high + 0.08 * (high - low))
     axes.set_xlabel("cost of an episode (dotted: the budgets asked for)")
     axes.set_ylabel("return of an episode")
-    axes.set_title(f"One policy at {len(results)} cost budgets: {report['env']}", fontsize=10)
+    default = f"One policy at {len(results)} cost budgets: {report['env']}"
+    axes.set_title(default if title is None else title, fontsize=10)
     axes.legend(loc="lower right", fontsize=8, framealpha=0.9)
+    return figure
+
+
+def plot_calibration(report: dict[str, Any], *, size: Size = _SIZE) -> Figure:
+    """What episodes cost over what they were allowed: below the diagonal a budget is kept.
+
+    Args:
+        report: A `BudgetReport` as a dict (`json.loads(report.to_json())`).
+        size: Width and height in inches.
+    """
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots()
+    results = sorted(report["results"], key=lambda result: float(result["budget"]))
+    budgets = np.array([result["budget"] for result in results])
+    means = np.array([result["mean_cost"] for result in results])
+    low, high = np.array([result["cost_interval"] for result in results]).T
+    ink = mpl.rcParams["text.color"]
+    right = 1.08 * max(float(budgets.max()), 1e-9)
+    axes.plot([0, right], [0, right], color=ink, linewidth=1, label="cost = budget")
+    axes.plot(budgets, means, color="grey", linewidth=1)
+    episodes = np.concatenate([result["costs"] for result in results])
+    axes.plot(
+        np.repeat(budgets, [len(result["costs"]) for result in results]), episodes, "_",
+        color="silver", markersize=9, label="one episode", rasterized=True,
+    )  # fmt: skip
+    for result, low_i, high_i, colour in zip(
+        results, low, high, _colours(len(results)), strict=True
+    ):
+        x, y = result["budget"], result["mean_cost"]
+        axes.errorbar(
+            x, y, yerr=[[y - low_i], [high_i - y]], fmt="o" if result["passed"] else "X",
+            color=colour, markersize=8, capsize=3,
+        )  # fmt: skip
+    for marker, words, present in (
+        ("o", "mean, kept", any(result["passed"] for result in results)),
+        ("X", "mean, exceeded", not all(result["passed"] for result in results)),
+    ):
+        if present:
+            axes.plot([], [], marker, color="grey", markersize=8, label=f"{words} (95 % interval)")
+    top = 1.08 * max(right, float(high.max()), float(np.quantile(episodes, 0.95)))
+    axes.set_xlim(0, right)
+    axes.set_ylim(-0.02 * top, top)
+    axes.set_xlabel("cost budget asked for")
+    axes.set_ylabel("cost of an episode")
+    axes.legend(loc="upper left", fontsize=8, framealpha=0.9)
+    return figure
+
+
+def _colours(n: int) -> Any:
+    """(n, 4) one colour a budget, the same in every picture."""
+    return mpl.colormaps["viridis"](np.linspace(0.25, 0.9, n))
+
+
+_CURVES = (
+    ("imitation", ("nll", "weighted_nll", "entropy")),
+    ("critics: TD loss", ("q_loss", "cost_loss")),
+    ("critics: value of the policy's actions", ("q_policy", "cost_policy")),
+    ("lambda", ("lambda",)),
+)
+
+
+def learning_curves(log: Sequence[dict[str, float]]) -> dict[str, tuple[str, ...]]:
+    """Title -> names of the metrics to draw together, of those that the log holds."""
+    found = {
+        title: tuple(name for name in names if any(f"train/{name}" in row for row in log))
+        for title, names in _CURVES
+    }
+    return {title: names for title, names in found.items() if names}
+
+
+def plot_learning_curve(
+    log: Sequence[dict[str, float]], names: Sequence[str], *, size: Size = (4.5, 2.6)
+) -> Figure:
+    """Some metrics over training steps in one panel; arguments as `plot_learning_curves`."""
+    figure = Figure(figsize=size, layout="constrained")
+    _draw_curves(figure.subplots(), log, names)
     return figure
 
 
@@ -139,29 +273,23 @@ def plot_learning_curves(log: Sequence[dict[str, float]]) -> Figure:
     Args:
         log: Rows as the csv log holds them, with `time/total_timesteps`.
     """
-    panels = (
-        ("imitation", ("nll", "weighted_nll", "entropy")),
-        ("critics: TD loss", ("q_loss", "cost_loss")),
-        ("critics: value of the policy's actions", ("q_policy", "cost_policy")),
-        ("lambda", ("lambda",)),
-    )
-    present = [
-        (title, [name for name in names if any(f"train/{name}" in row for row in log)])
-        for title, names in panels
-    ]
-    present = [(title, names) for title, names in present if names]
+    present = learning_curves(log)
     figure = Figure(figsize=(9.0, 2.6 * ((len(present) + 1) // 2)), layout="constrained")
     grid = figure.subplots((len(present) + 1) // 2, 2, squeeze=False).ravel()
-    for axes, (title, names) in zip(grid, present, strict=False):
-        for name in names:
-            key = f"train/{name}"
-            rows = [row for row in log if key in row]
-            steps = [row["time/total_timesteps"] for row in rows]
-            axes.plot(steps, [row[key] for row in rows], label=name, linewidth=1.2)
+    for axes, (title, names) in zip(grid, present.items(), strict=False):
+        _draw_curves(axes, log, names)
         axes.set_title(title, fontsize=10)
-        axes.set_xlabel("step", fontsize=8)
-        axes.tick_params(labelsize=8)
-        axes.legend(fontsize=8)
     for axes in grid[len(present) :]:
         axes.set_visible(False)
     return figure
+
+
+def _draw_curves(axes: Any, log: Sequence[dict[str, float]], names: Sequence[str]) -> None:
+    for name in names:
+        key = f"train/{name}"
+        rows = [row for row in log if key in row]
+        steps = [row["time/total_timesteps"] for row in rows]
+        axes.plot(steps, [row[key] for row in rows], label=name, linewidth=1.2)
+    axes.set_xlabel("step", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8)

@@ -77,6 +77,7 @@ def start_run(
     seed: int = 0,
     device: str = "auto",
     checkpoint_every: int = 1_000,
+    command: str | None = None,
 ) -> Run:
     """Make the folder and write down what was asked.
 
@@ -88,6 +89,7 @@ def start_run(
         seed: Of everything.
         device: Where to train.
         checkpoint_every: Steps between checkpoints.
+        command: What the user typed, to be shown in the report.
     """
     if (folder / "run.json").exists():
         raise InvalidArgumentError(
@@ -103,6 +105,7 @@ def start_run(
         "seed": seed,
         "device": device,
         "checkpoint_every": checkpoint_every,
+        "command": command,
     }
     (folder / "run.json").write_text(json.dumps(options, indent=2) + "\n")
     return Run(folder)
@@ -158,6 +161,26 @@ def train_run(run: Run, *, progress_bar: bool = True) -> RCDT:
     return agent
 
 
+def simulator_of(agent: RCDT, data: str) -> tuple[str | None, tuple[float, ...] | None]:
+    """Where an agent acts and its usual budgets, from what a user typed.
+
+    Returns:
+        An environment id (None: the agent's task) and budgets (None: the task's).
+
+    Raises:
+        InvalidArgumentError: No simulator is known for the data.
+    """
+    if data.lower() in SPEED_LIMIT_NAMES:
+        from rcdt_agent.tasks.speed_limit import ENV_ID
+
+        return ENV_ID, SPEED_LIMIT_BUDGETS
+    if agent.task is None:
+        raise InvalidArgumentError(
+            "No simulator is known for this data: evaluate in your own loop with `agent.evaluate`."
+        )
+    return None, agent.task.budgets
+
+
 def evaluate_run(
     agent: RCDT,
     data: str,
@@ -169,14 +192,12 @@ def evaluate_run(
     say: Callable[[str], None] = lambda line: None,
 ) -> BudgetReport | None:
     """Evaluate where there is an environment; otherwise say why not."""
-    env: Any = None
-    if data.lower() in SPEED_LIMIT_NAMES:
-        from rcdt_agent.tasks.speed_limit import ENV_ID
-
-        env, budgets = ENV_ID, budgets or SPEED_LIMIT_BUDGETS
-    elif agent.task is None:
-        say("No simulator is known for this data: evaluate in your own loop with `agent.evaluate`.")
+    try:
+        env, usual = simulator_of(agent, data)
+    except InvalidArgumentError as error:
+        say(str(error))
         return None
+    budgets = budgets or usual
     try:
         return agent.evaluate(
             env, budgets, n_episodes, seed, progress_bar=progress_bar, subprocesses=env is None

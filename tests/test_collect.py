@@ -25,6 +25,7 @@ from rcdt_agent.collect import (
     make_controller,
     read_parts,
 )
+from rcdt_agent.collect.navigation import around, reach_for, share_of_pass
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.tasks.registry import get_task
@@ -376,11 +377,37 @@ def test_arguments_are_checked(tmp_path):
 
 def test_default_behaviours():
     names = {"BallRun": "scripted", "CarCircle": "scripted", "DroneRun": "ppo", "easymean": "idm"}
-    for name, behaviour in (names | {"HopperVelocity": "ppo", "CarCircle1": "ppo"}).items():
+    for name, behaviour in (
+        names | {"HopperVelocity": "ppo", "PointPush1": "ppo", "CarGoal2": "scripted"}
+    ).items():
         assert default_behaviour(get_task(name)) == behaviour
     assert default_behaviour(None) == "ppo"
     with pytest.raises(InvalidArgumentError, match="scripted drives .*, not DroneRun: use ppo"):
         make_controller("scripted", get_task("DroneRun"))
+
+
+def test_the_way_around_a_circle_by_hand():
+    settings = {"speed": 2.0, "radius": 5.0, "braking": 0.5}
+    for clockwise, x in ((True, 2.0), (False, -2.0)):  # at the top: right is clockwise
+        wish = around(np.array([0.0, 5.0]), walls=(9, 9), clockwise=clockwise, **settings)
+        np.testing.assert_allclose(wish, [x, 0.0], atol=1e-12)
+    # Far inside: 1.5 * (5 - 1) outwards and 2 along, brought to the speed of 2.
+    wish = around(np.array([1.0, 0.0]), walls=(9, 9), clockwise=True, **settings)
+    np.testing.assert_allclose(wish, 2.0 * np.array([6.0, -2.0]) / np.sqrt(40.0))
+    # One metre before the wall at x = 2: sqrt(2 * 0.5 * 1); half a metre beyond it: 2 * 0.5 back.
+    wish = around(np.array([1.0, 0.0]), walls=(2, 9), clockwise=True, **settings)
+    np.testing.assert_allclose(wish, [1.0, -2.0 * 2.0 / np.sqrt(40.0)])
+    wish = around(np.array([-2.5, 0.0]), walls=(2, np.inf), clockwise=True, **settings)
+    assert wish[0] == 1.0
+
+
+def test_an_allowance_is_divided_among_the_passes_to_come():
+    # 2 pi metres a round at 2 pi metres a second: 3 rounds and 6 passes in 3 seconds.
+    settings = {"speed": 2.0 * np.pi, "radius": 1.0, "walls": 2}
+    assert share_of_pass(30.0, seconds=3.0, **settings) == pytest.approx(5.0)
+    assert share_of_pass(30.0, seconds=0.1, **settings) == 30.0  # the last pass may spend it all
+    # Out and back in 20 steps of 0.1 s: 1 s each way at 4 m/s^2 is 2 m.
+    assert reach_for(20.0, braking=4.0, step_seconds=0.1) == pytest.approx(2.0)
 
 
 def test_example(tmp_path, capsys):
@@ -446,6 +473,54 @@ def test_scripted_drivers_span_the_plane(tmp_path, task, length, best_return, mo
     )
     assert record["summary"]["trajectories"] == 20
     assert record["versions"]["pybullet"]
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_skilled_drivers_spend_what_they_are_allowed():
+    from rcdt_agent.tasks.simulators import make_env
+
+    env, controller = (
+        TrajectoryRecorder(make_env("BallCircle")),
+        make_controller("scripted", get_task("BallCircle")),
+    )
+    returns = {}
+    for allowance in (0.0, 20.0, 40.0):
+        obs, _ = env.reset(seed=1)
+        controller.begin(env, np.random.default_rng(1))
+        controller._skilled, controller._allowance, controller._noise = True, allowance, 0.0
+        controller._habits = controller._draw_habits()
+        for _ in range(200):
+            obs, _, _, _, info = env.step(controller.act(obs))
+        assert abs(info["trajectory"].episode_cost - allowance) <= 4
+        returns[allowance] = info["trajectory"].episode_return
+    env.close()
+    assert returns[0.0] + 20 < returns[20.0] < returns[40.0] - 20
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+@pytest.mark.safety_gymnasium
+def test_navigation_with_scripted_drivers(tmp_path):
+    collect(tmp_path, "PointCircle1", "--output", "data.hdf5", "--steps", 2000, "--per-cell", 9)
+    data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
+    assert data.lengths.tolist() == [500] * 4
+    assert (data.observation_size, data.action_size) == (28, 2)
+    assert data.costs.min() <= 10 and data.costs.max() > 80
+    assert data.returns.max() > 35
+    assert_dsrl_reads(tmp_path / "data.hdf5", data)
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_ppo_in_other_processes_records_the_same(tmp_path):
+    settings = {"behaviour": "ppo", "steps": 800, "penalties": (0.0, 1.0), "n_envs": 2}
+    here = collect_dataset("BallRun", tmp_path / "a.hdf5", per_cell=None, **settings)
+    there = collect_dataset(
+        "BallRun", tmp_path / "b.hdf5", per_cell=None, subprocesses=True, **settings
+    )
+    assert here.lengths.tolist() == [100] * 8
+    assert_same(here, there)
 
 
 @pytest.mark.slow

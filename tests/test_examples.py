@@ -40,10 +40,50 @@ def test_quickstart_is_the_readmes_code_and_runs(tmp_path):
     assert (tmp_path / "build" / "driver.zip").exists()
 
 
-@pytest.mark.parametrize("name", ["custom_env", "custom_loop"])
-def test_example_runs(name, capsys):
-    load(name).main(total_steps=20)
-    assert "spen" in capsys.readouterr().out if name == "custom_loop" else True
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("custom_env", "budget 15.0: heat"), ("custom_loop", "step 60: spent"),
+     ("six_value_env", "budget 8: walked")],
+)  # fmt: skip
+def test_example_runs(name, words, capsys):
+    load(name).main(total_steps=8)
+    assert words in capsys.readouterr().out
+
+
+def test_many_envs_each_have_their_budget(tmp_path, capsys):
+    load("many_envs").main(total_steps=8, n_envs=3, steps=65, folder=tmp_path)
+    assert re.findall(r"budget +(\d+): (\d+) trips", capsys.readouterr().out) == [
+        ("2", "1"), ("16", "1"), ("30", "1"),
+    ]  # fmt: skip
+
+
+def test_budget_sweep_draws(tmp_path, capsys):
+    load("budget_sweep").main(total_steps=8, n_episodes=2, folder=tmp_path)
+    assert capsys.readouterr().out.count("of at most") == 12
+    assert {path.name for path in tmp_path.iterdir()} == {"calibration.png", "frontier.png"}
+
+
+def test_resume_gives_the_same_weights(tmp_path, capsys):
+    load("resume").main(total_steps=24, folder=tmp_path)
+    assert capsys.readouterr().out.splitlines() == [
+        "interrupted at step 12 of 24",
+        "the file holds step 12",
+        "step 24, the same weights as without the interruption: True",
+    ]
+
+
+def test_callbacks_evaluate_and_stop(tmp_path, capsys):
+    load("callbacks").main(total_steps=8, folder=tmp_path)
+    out = capsys.readouterr().out
+    step = int(re.search(r"stopped at (\d+)", out).group(1))
+    assert out.count("of 20") == step // 2  # evaluated every second step
+    assert "driver_2_steps.zip" in out and "progress.csv" in out
+
+
+def test_tune_prefers_what_scores_better():
+    study = load("tune").main(total_steps=4, n_trials=2, n_episodes=1)
+    scores = [trial.value for trial in study.trials]
+    assert len(scores) == 2 and study.best_value == max(scores)
 
 
 def test_random_rollout(capsys):

@@ -35,6 +35,12 @@ def same(module, before):
     return all(torch.equal(a, b) for a, b in zip(module.parameters(), before, strict=True))
 
 
+@torch.no_grad()
+def always_say(critic, value):
+    critic.layers[-1].weight.zero_()
+    critic.layers[-1].bias.fill_(value / critic.scale)
+
+
 def policy_value(learner, critic, batch):
     """Mean critic value of the policy's mean actions."""
     inputs = learner.inputs(batch)
@@ -121,6 +127,58 @@ def test_with_the_terms_off_the_step_is_cdts_bit_for_bit(dataset):
     assert same(other.policy, snapshot(cdt.policy))
 
 
+@pytest.mark.parametrize("variant", ["cdt", "wcdt", "rcdt"])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(dataset, variant, monkeypatch):
+    settings = {"entropy_bonus": True, "cost_head_weight": 0.1}
+    learner = make_learner(dataset, variant=variant, **settings)
+    learner.lmbda = torch.tensor(0.7)
+    batch = learner.sampler.sample()
+    noise = None if variant == "cdt" else learner._noise(batch)
+    assert batch.mask.sum(1).unique().numel() > 1  # parts differ in weight
+
+    def gradients():
+        learner.policy.zero_grad()
+        terms = learner._differentiate(batch, noise)
+        following = learner.next_actions(batch) if noise else None
+        return terms, [p.grad.clone() for p in learner.policy.parameters()], following
+
+    state = learner.generator.get_state()
+    terms, whole, following = gradients()
+    monkeypatch.setattr("rcdt_agent.learner.PART_TOKENS", 5 * 4 * 4)  # 5 windows of 4 steps
+    assert learner._part_size(batch) == 5
+    learner.generator.set_state(state)
+    other_terms, parts, other_following = gradients()
+    assert list(other_terms) == list(terms)
+    for name, value in terms.items():
+        torch.testing.assert_close(other_terms[name], value, rtol=1e-4, atol=1e-5)
+    for one, two in zip(parts, whole, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+    if noise:
+        torch.testing.assert_close(other_following, following, rtol=1e-4, atol=1e-5)
+
+
+def test_both_passes_over_a_part_drop_the_same(dataset, monkeypatch):
+    """Q guidance takes two forward passes; their masks must agree for the gradient to be right."""
+    monkeypatch.setattr("rcdt_agent.learner.PART_TOKENS", 5 * 4 * 4)
+    learner = make_learner(dataset, dropout=0.3, attention_dropout=0.3)
+    learner.policy.train()
+    seen = []
+    features = learner.policy.features
+
+    def spy(*inputs):
+        seen.append(features(*inputs))
+        return seen[-1]
+
+    monkeypatch.setattr(learner.policy, "features", spy)
+    batch = learner.sampler.sample()
+    learner._differentiate(batch, learner._noise(batch))
+    assert [len(part) for part in seen] == [5, 5, 5, 1] * 2
+    for one, two in zip(seen[:4], seen[4:], strict=True):
+        assert not one.requires_grad and two.requires_grad
+        torch.testing.assert_close(one, two.detach(), rtol=0, atol=0)
+    assert not torch.equal(seen[0], seen[1])
+
+
 def test_critics_wait_for_their_start(dataset):
     learner = make_learner(dataset, critic_start=0.03)  # of 100 steps
     before = snapshot(learner.reward_critic)
@@ -145,10 +203,8 @@ def test_lambda_follows_its_formula(dataset):
 
 def test_lambda_moves_in_a_real_step_and_enters_the_loss(dataset):
     learner = make_learner(dataset, kappa=0.0, lambda_step=1.0)
-    with torch.no_grad():  # a critic that says every action costs 2
-        for critic in (learner.cost_critic, learner.cost_target):
-            critic.layers[-1].weight.zero_()
-            critic.layers[-1].bias.fill_(2.0 / critic.scale)
+    for critic in (learner.cost_critic, learner.cost_target):
+        always_say(critic, 2.0)
     learner.policy_step(learner.sampler.sample(), with_critics=True)
     assert float(learner.lmbda) == pytest.approx(2.0)
     assert learner.metrics()["cost_estimate"] == pytest.approx(2.0)
@@ -169,8 +225,8 @@ def test_td_targets_by_hand(monkeypatch):
     arrays = random_arrays([3, 2, 6], terminated=[True, False, False])
     data = TrajectoryDataset.from_arrays(**arrays)
     learner = make_learner(data, discount=0.5, cost_discount=0.25)
-    hundred = lambda obs, actions: torch.full((2, *obs.shape[:2]), 100.0)  # noqa: E731
-    learner.__dict__["reward_target"] = learner.__dict__["cost_target"] = hundred
+    for critic in (learner.reward_target, learner.cost_target):
+        always_say(critic, 100.0)
     seen = []
     real = losses.td_loss
 
@@ -315,7 +371,7 @@ def test_every_variant_trains(dataset, variant):
 
 
 def test_warm_up(dataset):
-    learner = make_learner(dataset, warmup_steps=3, learning_rate=1.0)
+    learner = make_learner(dataset, warmup_steps=3, learning_rate=1.0, final_learning_rate=1.0)
     rates = []
     for _ in range(5):
         learner.step()

@@ -160,3 +160,13 @@ def test_proposition_1_kl_is_a_weight():
     torch.testing.assert_close(gradient(rdt), gradient(weighted), rtol=1e-4, atol=1e-6)
     plain = losses.weighted_nll(log_prob, torch.ones(6), mask)
     assert not torch.allclose(gradient(plain), gradient(weighted), rtol=1e-2)
+
+
+def test_learning_rate_by_hand():
+    settings = {"peak": 2.0, "warmup_steps": 3, "total_steps": 100, "final_share": 0.1}
+    assert losses.learning_rate(0, **settings) == pytest.approx(2.0 / 4)
+    assert losses.learning_rate(50, **settings) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert losses.learning_rate(100, **settings) == pytest.approx(0.2)
+    assert losses.learning_rate(500, **settings) == pytest.approx(0.2)
+    constant = {**settings, "final_share": 1.0}
+    assert [losses.learning_rate(s, **constant) for s in (3, 50, 500)] == [2.0] * 3

@@ -49,6 +49,10 @@ def test_train_evaluate_plot(tmp_path):
     assert [r["budget"] for r in report["results"]] == [7.0]
     assert len(report["results"][0]["costs"]) == 3
     assert rcdt("plot", str(folder)).returncode == 0
+    measured = rcdt("calibrate", str(folder), "--episodes", "2", "--budgets", "10", "20")
+    assert measured.returncode == 0, measured.stderr
+    assert "budget 20: token " in measured.stdout
+    assert RCDT.load(folder / "agent.zip").calibration.n_episodes == 2
 
 
 @pytest.mark.slow

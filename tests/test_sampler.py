@@ -221,3 +221,25 @@ def test_sizes_must_be_positive(dataset, name):
     sizes = {"context_length": 2, "batch_size": 2, name: 0}
     with pytest.raises(InvalidArgumentError, match=f"`{name}` must be >= 1, got 0"):
         WindowSampler(dataset, **sizes)
+
+
+def test_at_most_relabelling_adds_slack_to_the_cost_token_only():
+    """Half the windows keep their CTG; the others gain an exponential slack of mean 5."""
+    data = TrajectoryDataset.from_arrays(**random_arrays([6, 2, 9]))
+    plain = WindowSampler(data, context_length=3, batch_size=4000)
+    relabelled = WindowSampler(
+        data, context_length=3, batch_size=4000, relabel_fraction=0.5, relabel_slack=5.0
+    )
+    batch, same = relabelled.sample(), plain.sample()
+    real = plain.windows(batch.trajectories, batch.timesteps[:, 0])
+    slack = (batch.ctg - real.ctg)[:, 0]
+    given = slack > 1e-6
+    assert (slack >= -1e-5).all()
+    assert 0.47 < given.float().mean() < 0.53
+    assert 4.5 < slack[given].mean() < 5.5
+    assert 4.5 < slack[given].std() < 5.5  # exponential: as wide as its mean
+    every_step = slack[:, None].expand(-1, 3)[batch.mask]
+    torch.testing.assert_close((batch.ctg - real.ctg)[batch.mask], every_step)
+    assert not batch.ctg[~batch.mask].any()
+    torch.testing.assert_close(batch.rtg, real.rtg)
+    torch.testing.assert_close(batch.trajectories, same.trajectories)  # the same windows are drawn

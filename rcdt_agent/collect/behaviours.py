@@ -6,22 +6,31 @@ unsteady), and then acts. PPO, which learns instead, is in `rcdt_agent.collect.p
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent.collect.navigation import (
+    NAVIGATION_TASKS,
+    NavigationController,
+    Vector,
+    around,
+    reach_for,
+    share_of_pass,
+)
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.tasks.registry import Task
+from rcdt_agent.tasks.registry import Task, get_task
 
-Vector = npt.NDArray[np.float64]
 BehaviourName = Literal["scripted", "idm", "ppo", "random"]
 BEHAVIOURS: tuple[BehaviourName, ...] = get_args(BehaviourName)
 
 CIRCLE_WALL, RUN_WALL = 6.0, 2.0  # cost begins at this |x| on the circle, |y| on the run (metres)
-SCRIPTED_TASKS = ("BallRun", "BallCircle", "CarRun", "CarCircle")
+STEP_SECONDS = 0.1
+BULLET_TASKS = ("BallRun", "BallCircle", "CarRun", "CarCircle")
+SCRIPTED_TASKS = (*BULLET_TASKS, *NAVIGATION_TASKS)
 
 
 @runtime_checkable
@@ -62,7 +71,7 @@ def make_controller(behaviour: str, task: Task | None) -> Controller:
             raise InvalidArgumentError(
                 f"`behaviour` scripted drives {', '.join(SCRIPTED_TASKS)}, not {name}: use ppo."
             )
-        return ScriptedController(name)
+        return ScriptedController(name) if name in BULLET_TASKS else NavigationController(name)
     raise InvalidArgumentError(f"`behaviour` must be one of {BEHAVIOURS}, got {behaviour!r}.")
 
 
@@ -108,34 +117,46 @@ class ScriptedController:
     The habits fix a velocity wished for at each place; the ball is pushed towards that velocity,
     the car steered towards its direction. A driver is unsteady (noise) and fickle (draws new habits
     in mid-episode), more or less so in each episode. Skilled ones drive where the reward is, and
-    are careful once they have spent an allowance of cost: so every budget has its good examples.
+    spend an allowance of cost: so every budget has its good examples. On the run they are careful
+    once it is spent. The circle leads past a wall twice each round, and a ball at full speed cannot
+    turn back at once: there they divide what is left among the passes to come, evenly, and go as
+    far beyond the wall as the share of each pass allows.
     """
 
     def __init__(self, task_name: str) -> None:
-        """Prepare for one of `SCRIPTED_TASKS`."""
+        """Prepare for one of `BULLET_TASKS`."""
         self._is_car = task_name.startswith("Car")
         self._is_circle = task_name.endswith("Circle")
         self._speed_limit = 1.5 if self._is_car else 2.5  # on the run, cost begins here
+        self._braking = 0.8 if self._is_car else 5.0  # metres per second squared
+        self._overshoot = 0.5 if self._is_car else 0.05  # metres beyond a wall that it aims at
+        self._length = get_task(task_name).episode_length
 
     def begin(self, env: gym.Env[Any, Any], rng: np.random.Generator) -> None:
         """Draw the habits, the unsteadiness and the fickleness of one episode."""
         self._rng = rng
-        self._skilled = rng.random() < 0.6
-        self._allowance = rng.uniform(0.0, 80.0) if self._skilled else np.inf
-        self._spent = 0
+        self._skilled = rng.random() < 0.7
+        # Small allowances are the most frequent, and about one in seven has none.
+        spendable = max(0.0, 85.0 * rng.random() ** 1.5 - 5.0)
+        self._allowance = spendable if self._skilled else np.inf
+        self._spent, self._steps_left = 0, self._length
         self._margin = rng.uniform(0.9, 0.99)  # of the limit, when careful
-        self._noise = rng.choice([0.0, 0.1, 0.3, 0.6])
+        self._noise = rng.choice([0.0, 0.05, 0.1, 0.2] if self._skilled else [0.0, 0.1, 0.3, 0.6])
         self._fickle = rng.choice([0.0, 0.01, 0.03])  # chance of new habits, each step
-        self._gain = rng.uniform(1.0, 3.0) if self._skilled else rng.uniform(0.6, 1.5)
+        self._gain = rng.uniform(2.0, 3.0) if self._skilled else rng.uniform(0.6, 1.5)
         self._habits = self._draw_habits()
+        self._wall = self._margin * CIRCLE_WALL
 
     def act(self, obs: Any) -> npt.NDArray[np.float32]:
         """Towards the velocity wished for at this place, give or take the noise."""
         position = 10.0 * np.asarray(obs[:2], dtype=np.float64)
         velocity = (1.0 if self._is_car else 5.0) * np.asarray(obs[2:4], dtype=np.float64)
         self._spent += self._costs(position, velocity)
+        self._steps_left -= 1
         habits = self._habits
-        if self._spent >= self._allowance:
+        if self._skilled and self._is_circle:
+            habits = replace(habits, wall=self._planned_wall(habits, position))
+        elif self._spent >= self._allowance:
             habits = self._careful(habits)
         wish = (self._circle if self._is_circle else self._run)(habits, position)
         if self._is_car:
@@ -152,14 +173,25 @@ class ScriptedController:
             return bool(abs(position[0]) > CIRCLE_WALL)
         return bool(abs(position[1]) > RUN_WALL or np.linalg.norm(velocity) > self._speed_limit)
 
+    def _planned_wall(self, habits: Habits, position: Vector) -> float:
+        """How far out to go in the next pass; decided between passes."""
+        if abs(position[0]) < 0.7 * CIRCLE_WALL:
+            share = share_of_pass(
+                self._allowance - self._spent,
+                speed=habits.speed,
+                radius=habits.radius,
+                seconds=STEP_SECONDS * self._steps_left,
+                walls=2,
+            )
+            beyond = reach_for(share, braking=self._braking, step_seconds=STEP_SECONDS)
+            wall = CIRCLE_WALL + beyond if share >= 1.0 else self._margin * CIRCLE_WALL
+            self._wall = wall - self._overshoot
+        return self._wall
+
     def _careful(self, habits: Habits) -> Habits:
-        """The same habits, kept within the limits."""
-        return Habits(
-            speed=habits.speed if self._is_circle else min(habits.speed, self._safe_speed),
-            radius=habits.radius,
-            wall=min(habits.wall, self._margin * CIRCLE_WALL),
-            side=float(np.clip(habits.side, -0.7 * RUN_WALL, 0.7 * RUN_WALL)),
-        )
+        """The same habits on the run, kept within the limits."""
+        side = float(np.clip(habits.side, -0.7 * RUN_WALL, 0.7 * RUN_WALL))
+        return replace(habits, speed=min(habits.speed, self._safe_speed), side=side)
 
     @property
     def _safe_speed(self) -> float:
@@ -174,9 +206,9 @@ class ScriptedController:
             side = rng.normal(0.0, 0.5) if self._skilled else rng.uniform(-4.0, 4.0)
             return Habits(speed=speed, radius=0.0, wall=np.inf, side=side)
         fastest = 3.5 if self._is_car else 8.0
-        if self._skilled:  # fast, near the best radius; the wall decides about the cost
-            speed, radius = rng.uniform(0.8, 1.1) * fastest, rng.uniform(6.3, 7.0)
-            wall = rng.uniform(5.5, 7.4)
+        if self._skilled:  # fast, near the best radius; the plan decides about the wall
+            speed, radius = rng.uniform(0.9, 1.1) * fastest, rng.uniform(6.6, 7.0)
+            wall = np.inf
         else:
             speed, radius = rng.uniform(0.05, 1.0) * fastest, rng.uniform(2.5, 8.5)
             wall = rng.uniform(4.0, 9.0)
@@ -184,17 +216,14 @@ class ScriptedController:
 
     def _circle(self, habits: Habits, position: Vector) -> Vector:
         """Clockwise at the radius, turning along the wall where the circle crosses it."""
-        distance = max(float(np.linalg.norm(position)), 1e-6)
-        outwards = position / distance
-        clockwise = np.array([outwards[1], -outwards[0]])
-        wish = habits.speed * clockwise + 1.5 * (habits.radius - distance) * outwards
-        wish *= habits.speed / max(float(np.linalg.norm(wish)), 1e-6)
-        # As fast towards the wall as the ball or car can still brake from.
-        braking = 0.8 if self._is_car else 5.0
-        room = habits.wall - np.abs(position[0])
-        most = np.sqrt(2.0 * braking * room) if room > 0.0 else 2.0 * room
-        wish[0] = min(wish[0], most) if position[0] > 0.0 else max(wish[0], -most)
-        return np.asarray(wish)
+        return around(
+            position,
+            speed=habits.speed,
+            radius=habits.radius,
+            walls=(habits.wall, np.inf),
+            braking=self._braking,
+            clockwise=True,
+        )
 
     def _run(self, habits: Habits, position: Vector) -> Vector:
         """Forwards, and gently towards the chosen side."""

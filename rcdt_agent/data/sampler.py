@@ -52,6 +52,12 @@ class Batch:
     weights: Tensor
     trajectories: Tensor
 
+    def split(self, size: int) -> list[Batch]:
+        """Parts of at most `size` windows."""
+        columns = vars(self)
+        parts = zip(*(torch.split(column, size) for column in columns.values()), strict=True)
+        return [Batch(**dict(zip(columns, part, strict=True))) for part in parts]
+
 
 class WindowSampler:
     """Draws batches of windows of `context_length` steps from a dataset.
@@ -72,6 +78,8 @@ class WindowSampler:
         weights: Tensor | None = None,
         pareto_fraction: float = 0.0,
         pareto_increase: float = 0.1,
+        relabel_fraction: float = 0.0,
+        relabel_slack: float = 1.0,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -90,6 +98,9 @@ class WindowSampler:
                 drawn, the best trajectory within it is taken, and its tokens ask for that cost
                 and for a somewhat larger return. Rewards and costs stay real.
             pareto_increase: Largest increase of that return, as a share of the range of returns.
+            relabel_fraction: Share of windows whose CTG gains a slack: a trajectory that cost C is
+                shown as an answer to a budget zeta >= C, so that the token means "at most".
+            relabel_slack: Mean of zeta - C, which is exponentially distributed, in units of cost.
             device: Where the tensor lives and batches are made.
             seed: Two samplers with the same seed draw the same batches.
         """
@@ -116,6 +127,8 @@ class WindowSampler:
         self._cdf = None if sampling == "trajectory" else self._array(np.cumsum(self.probabilities))
         self._pareto_fraction = pareto_fraction
         self._pareto_increase = pareto_increase * float(np.ptp(dataset.returns))
+        self._relabel_fraction = relabel_fraction
+        self._relabel_slack = relabel_slack
         frontier = dataset.frontier()
         self._frontier_rows = self._array(frontier.rows)
         self._frontier_costs = self._array(frontier.costs.astype(np.float64))
@@ -140,15 +153,21 @@ class WindowSampler:
         else:
             at = uniform[0] * self._cdf[-1]
             chosen = self._xp.searchsorted(self._cdf, at, side="right").clip(max=n - 1)
-        if not self._pareto_fraction:
-            return self._windows(chosen, self._whole(uniform[1] * self._lengths[chosen]))
-        chosen, more_return, more_cost = self._relabel(chosen)
+        more_return: Any = None
+        more_cost: Any = None
+        if self._pareto_fraction:
+            chosen, more_return, more_cost = self._towards_frontier(chosen)
+        if self._relabel_fraction:
+            slack = self._slack()
+            more_cost = slack if more_cost is None else more_cost + slack
         batch = self._windows(chosen, self._whole(uniform[1] * self._lengths[chosen]))
-        return replace(
-            batch,
-            rtg=batch.rtg + self._tensor(more_return).float()[:, None] * batch.mask,
-            ctg=batch.ctg + self._tensor(more_cost).float()[:, None] * batch.mask,
-        )
+        if more_return is not None:
+            gain = self._tensor(more_return).float()[:, None] * batch.mask
+            batch = replace(batch, rtg=batch.rtg + gain)
+        if more_cost is not None:
+            gain = self._tensor(more_cost).float()[:, None] * batch.mask
+            batch = replace(batch, ctg=batch.ctg + gain)
+        return batch
 
     def windows(self, trajectories: Tensor, starts: Tensor) -> Batch:
         """The windows that begin at step `starts` of `trajectories`, both (B,) int64."""
@@ -183,7 +202,12 @@ class WindowSampler:
             trajectories=tensor(chosen),
         )
 
-    def _relabel(self, chosen: Any) -> tuple[Any, Any, Any]:
+    def _slack(self) -> Any:
+        """(B,) what the CTG of each window gains: zero, or exponentially distributed."""
+        draw = self._uniform(2)
+        return -self._relabel_slack * self._xp.log1p(-draw[1]) * (draw[0] < self._relabel_fraction)
+
+    def _towards_frontier(self, chosen: Any) -> tuple[Any, Any, Any]:
         """Swap some trajectories for frontier ones, with what their tokens gain."""
         draw = self._uniform(3)
         low, high = self._frontier_costs[0], self._frontier_costs[-1]

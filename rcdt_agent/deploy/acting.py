@@ -10,7 +10,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.steering import Steering
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
@@ -44,17 +46,17 @@ def act(
     policy: PolicyTransformer,
     scaling: Scaling,
     state: AgentState,
+    steering: Steering,
     *,
     deterministic: bool,
-    ctg_floor: float | None,
+    shield: CriticShield | None = None,
 ) -> tuple[Floats, AgentState]:
     """Actions (N, A) of the space for the present step of each window, and the state with them."""
     device = next(policy.parameters()).device
     policy.eval()
     used = int(state.last.max()) + 1  # columns of the window that hold anything
-    ctg = state.ctg[:, :used]
-    if ctg_floor is not None:
-        ctg = np.maximum(ctg, ctg_floor)
+    target_return, cost_budget = steering.aim(state)
+    rtg, ctg = state.tokens(target_return, cost_budget)
 
     def tensor(values: Any) -> Tensor:
         return torch.as_tensor(values, device=device)
@@ -62,13 +64,17 @@ def act(
     means, log_stds = policy(
         tensor(state.obs[:, :used]),
         tensor(state.actions[:, :used]),
-        scaling.rtg_token(tensor(state.rtg[:, :used])),
-        scaling.ctg_token(tensor(ctg)),
+        scaling.rtg_token(tensor(rtg[:, :used])),
+        scaling.ctg_token(tensor(ctg[:, :used])),
         tensor(state.timesteps[:, :used]),
     )
     rows = torch.arange(state.n_envs, device=device), tensor(state.last)
-    chosen = means[rows]
-    if not deterministic:
-        chosen = chosen + log_stds[rows].exp() * torch.randn_like(chosen)
-    unit = chosen.clamp(-1.0, 1.0).cpu().numpy()
-    return scaling.unscale_actions(unit), state.with_action(unit)
+    mean, std = means[rows], log_stds[rows].exp()
+    chosen = mean if deterministic else mean + std * torch.randn_like(mean)
+    chosen, replaced = chosen.clamp(-1.0, 1.0), None
+    if shield is not None:
+        obs = tensor(state.obs)[rows]
+        left = cost_budget - state.total_cost
+        chosen, replaced = shield.choose(obs, mean, std, chosen, left, state.steps - 1)
+    unit = chosen.cpu().numpy()
+    return scaling.unscale_actions(unit), state.with_action(unit, replaced)

@@ -33,6 +33,7 @@ class AgentState:
         target_return: (N,) what the episode should return.
         cost_budget: (N,) what it may cost.
         awaiting: (N,) an action was given whose reward and cost have not been seen.
+        interventions: (N,) steps at which the critic shield replaced the policy's action.
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
     """
 
@@ -46,6 +47,7 @@ class AgentState:
     target_return: Floats
     cost_budget: Floats
     awaiting: Bools
+    interventions: Ints
     follows_agent: bool = True
 
     @classmethod
@@ -79,6 +81,7 @@ class AgentState:
             target_return=each(target_return),
             cost_budget=each(cost_budget),
             awaiting=np.zeros(n_envs, dtype=np.bool_),
+            interventions=np.zeros(n_envs, dtype=np.int64),
             follows_agent=follows_agent,
         )
 
@@ -144,6 +147,7 @@ class AgentState:
             total_return=cleared(self.total_return),
             total_cost=cleared(self.total_cost),
             awaiting=self.awaiting & keep,
+            interventions=self.interventions * keep,
         )
 
     def with_targets(self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike) -> AgentState:
@@ -206,11 +210,16 @@ class AgentState:
             steps=self.steps + 1,
         )
 
-    def with_action(self, actions: Floats) -> AgentState:
-        """Note the actions (N, A), scaled, given at the last step of the window."""
+    def with_action(self, actions: Floats, shielded: Bools | None = None) -> AgentState:
+        """Note the actions (N, A), scaled, given at the last step; `shielded` (N,) if replaced."""
         noted = self.actions.copy()
         noted[np.arange(self.n_envs), self.last] = actions
-        return replace(self, actions=noted, awaiting=np.ones_like(self.awaiting))
+        return replace(
+            self,
+            actions=noted,
+            awaiting=np.ones_like(self.awaiting),
+            interventions=self.interventions + (0 if shielded is None else shielded),
+        )
 
     @property
     def last(self) -> Ints:
@@ -227,15 +236,19 @@ class AgentState:
 
     @property
     def rtg(self) -> Floats:
-        """(N, K) return-to-go tokens of the window, unscaled; zero for padding."""
-        return self._tokens(self.target_return, self.earned)
+        """(N, K) return-to-go of the window as asked for, unscaled; zero for padding."""
+        return self._to_go(self.target_return, self.earned)
 
     @property
     def ctg(self) -> Floats:
-        """(N, K) cost-to-go tokens of the window, unscaled; zero for padding."""
-        return self._tokens(self.cost_budget, self.spent)
+        """(N, K) cost-to-go of the window as asked for, unscaled; zero for padding."""
+        return self._to_go(self.cost_budget, self.spent)
 
-    def _tokens(self, target: Floats, before: Floats) -> Floats:
+    def tokens(self, target_return: Floats, cost_budget: Floats) -> tuple[Floats, Floats]:
+        """RTG and CTG of the window (N, K), unscaled, for targets (N,); zero for padding."""
+        return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
+
+    def _to_go(self, target: Floats, before: Floats) -> Floats:
         real = np.arange(before.shape[1]) <= self.last[:, None]
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
 

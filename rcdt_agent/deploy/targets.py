@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent.data.frontier import Frontier, non_dominated
+from rcdt_agent.deploy.to_go import FEW, ReturnToGo
 from rcdt_agent.errors import InvalidArgumentError
 
 Floats = npt.NDArray[np.float32]
 TargetReturn = str | float
 """`auto` (from the data), `paper` (the published table), or a number."""
-
-_FEW = 5  # fewer trajectories within a budget than this are an anecdote
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,12 +27,14 @@ class ReturnTargets:
         costs: (M,).
         quantile: Which return among the trajectories within the budget `auto` asks for.
         published: Budget -> target return, as published with CDT; empty without a task.
+        to_go: The same question in mid-episode; None for a file that does not hold it.
     """
 
     returns: Floats
     costs: Floats
     quantile: float = 0.9
     published: tuple[tuple[float, float], ...] = ()
+    to_go: ReturnToGo | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no dataset gives."""
@@ -82,7 +83,7 @@ class ReturnTargets:
         whoever keeps a smaller budget keeps a larger one too.
         """
         order = np.argsort(self.costs, kind="stable")
-        few = min(_FEW, len(order))
+        few = min(FEW, len(order))
         levels = [cost for cost in self.frontier.costs if cost <= cost_budget]
         best = -np.inf
         for level in [*levels, cost_budget]:
@@ -93,7 +94,7 @@ class ReturnTargets:
     def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
         """Say aloud, with the numbers, when the data do not cover the request."""
         within = int(np.sum(self.costs <= cost_budget))
-        if within < min(_FEW, len(self.costs)):
+        if within < min(FEW, len(self.costs)):
             warnings.warn(
                 f"The cost budget {cost_budget:g} is covered by {within} of {len(self.costs)} "
                 f"training trajectories (the cheapest costs {self.costs.min():g}): expect the "
@@ -117,6 +118,7 @@ class ReturnTargets:
             "costs": self.costs.tolist(),
             "quantile": self.quantile,
             "published": [list(pair) for pair in self.published],
+            "to_go": self.to_go.to_dict() if self.to_go else None,
         }
 
     @classmethod
@@ -127,4 +129,5 @@ class ReturnTargets:
             costs=np.asarray(values["costs"], dtype=np.float32),
             quantile=float(values["quantile"]),
             published=tuple((float(b), float(t)) for b, t in values["published"]),
+            to_go=ReturnToGo.from_dict(values["to_go"]) if values["to_go"] else None,
         )

@@ -6,66 +6,14 @@ action; the action distribution is read at the state token, which sees everythin
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
+from torch.autograd.function import once_differentiable
 
-
-class Block(nn.Module):
-    """Pre-norm attention and MLP; can answer at chosen positions only."""
-
-    def __init__(self, width: int, n_heads: int, dropout: float, attention_dropout: float) -> None:
-        """Standard sizes: the MLP is four times as wide."""
-        super().__init__()
-        self.n_heads = n_heads
-        self.attention_dropout = attention_dropout
-        self.norm_attention = nn.LayerNorm(width)
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out = nn.Linear(width, width)
-        self.norm_mlp = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(
-            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-        self.dropout = nn.Dropout(dropout)
-
-    def forward(self, x: Tensor, *, first: int = 0, every: int = 1) -> Tensor:
-        """Causal attention; answers at positions `first`, `first + every`, ... (default: all).
-
-        Args:
-            x: (B, L, D).
-            first: First position that is needed.
-            every: Distance of the needed positions.
-        """
-        size_b, length, width = x.shape
-        normed = self.norm_attention(x)
-        asked = normed[:, first::every]
-        n_asked = asked.shape[1]
-        head = width // self.n_heads
-        # (B, L, D) -> (B, heads, L, head)
-        q = self.query(asked).view(size_b, n_asked, self.n_heads, head).transpose(1, 2)
-        kv = self.key_value(normed).view(size_b, length, 2, self.n_heads, head)
-        k, v = kv[:, :, 0].transpose(1, 2), kv[:, :, 1].transpose(1, 2)
-        everywhere = n_asked == length
-        mask = None if everywhere else _visible(length, first, every, x.device)
-        mixed = F.scaled_dot_product_attention(
-            q,
-            k,
-            v,
-            attn_mask=mask,
-            dropout_p=self.attention_dropout if self.training else 0.0,
-            is_causal=everywhere,
-        )
-        mixed = mixed.transpose(1, 2).reshape(size_b, n_asked, width)
-        x = x[:, first::every] + self.dropout(self.out(mixed))
-        y: Tensor = x + self.dropout(self.mlp(self.norm_mlp(x)))
-        return y
-
-
-def _visible(length: int, first: int, every: int, device: torch.device) -> Tensor:
-    """(asked, L) bool: which positions each asked position may look at."""
-    positions = torch.arange(length, device=device)
-    return positions[None, :] <= positions[first::every, None]
+from rcdt_agent.networks.block import Block
+from rcdt_agent.networks.dropout import Masks, draw_seed, kept_scale
 
 
 class PolicyTransformer(nn.Module):
@@ -111,7 +59,8 @@ class PolicyTransformer(nn.Module):
         self.embed_action = nn.Linear(action_size, width)
         self.embed_time = nn.Embedding(n_timesteps, width)
         self.norm_in = nn.LayerNorm(width)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = dropout
+        self.drops = dropout > 0 or attention_dropout > 0
         self.blocks = nn.ModuleList(
             Block(width, n_heads, dropout, attention_dropout) for _ in range(n_layers)
         )
@@ -159,25 +108,84 @@ class PolicyTransformer(nn.Module):
         return logit[..., 0]
 
     def features(
-        self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        rtg: Tensor,
+        ctg: Tensor,
+        timesteps: Tensor,
+        dropout_seed: int | None = None,
     ) -> Tensor:
-        """(B, T, D) what the state tokens know; arguments as `forward`."""
+        """(B, T, D) what the state tokens know; arguments as `forward`.
+
+        Args:
+            obs: See `forward`.
+            actions: See `forward`.
+            rtg: See `forward`.
+            ctg: See `forward`.
+            timesteps: See `forward`.
+            dropout_seed: Of the dropout masks in training; default: from torch's global state.
+        """
         size_b, size_t, _ = obs.shape
         per_step = self.tokens_per_step
-        time = self.embed_time(timesteps.clamp(max=self.n_timesteps - 1))
-        parts = [self.embed_rtg(rtg[..., None])]
-        if self.embed_ctg is not None:
-            parts.append(self.embed_ctg(ctg[..., None]))
-        parts += [self.embed_obs(obs), self.embed_action(actions)]
-        # S times (B, T, D) -> (B, T, S, D) -> (B, T * S, D)
-        x = (torch.stack(parts, dim=2) + time[:, :, None]).view(size_b, size_t * per_step, -1)
-        x = self.dropout(self.norm_in(x))
+        masks = None
+        if self.training and self.drops:
+            masks = Masks(draw_seed() if dropout_seed is None else dropout_seed, obs.device)
+        x = self._embed(obs, actions, rtg, ctg, timesteps).view(size_b, size_t * per_step, -1)
+        x = self.norm_in(x)
+        if masks and self.dropout:
+            mask = masks.draw(x, self.dropout)
+            x = x * mask.mul_(kept_scale(self.dropout))
         for block in self.blocks[:-1]:
-            x = block(x)
+            x = block(x, masks=masks)
         # Only state tokens are read, so the last block answers for them alone.
-        x = self.blocks[-1](x, first=per_step - 2, every=per_step)  # (B, T, D)
+        x = self.blocks[-1](x, first=per_step - 2, every=per_step, masks=masks)  # (B, T, D)
         normed: Tensor = self.norm_out(x)
         return normed
+
+    def _embed(
+        self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
+    ) -> Tensor:
+        """(B T, S, D) the tokens of each step, in their order."""
+        layers, parts = [self.embed_rtg], [rtg]
+        if self.embed_ctg is not None:
+            layers.append(self.embed_ctg)
+            parts.append(ctg)
+        layers += [self.embed_obs, self.embed_action]
+        parts += [obs, actions]
+        n = rtg.numel()
+        times = timesteps.clamp(max=self.n_timesteps - 1).view(n)
+        rows = [part.reshape(n, -1) for part in parts]
+        weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+        tokens: Tensor = _Embed.apply(rows, times, self.embed_time.weight, *weights)  # type: ignore[no-untyped-call]
+        return tokens
+
+
+class _Embed(torch.autograd.Function):
+    """S linear layers into one tensor, plus the embedding of the time step."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: list[Tensor], times: Tensor, table: Tensor, *weights: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(times, *parts)
+        ctx.n_times = len(table)
+        tokens = table.new_empty(len(times), len(parts), table.shape[1])
+        pairs = zip(weights[::2], weights[1::2], strict=True)
+        for i, (part, (weight, bias)) in enumerate(zip(parts, pairs, strict=True)):
+            torch.addmm(bias, part, weight.t(), out=tokens[:, i])
+        return tokens.add_(table.index_select(0, times)[:, None])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        times, *parts = ctx.saved_tensors
+        g_table = grad.new_zeros(ctx.n_times, grad.shape[-1]).index_add_(0, times, grad.sum(1))
+        g_biases = grad.sum(0)
+        grads = []
+        for i, part in enumerate(parts):
+            grads += [grad[:, i].t() @ part, g_biases[i]]
+        return None, None, g_table, *grads
 
 
 def _initialise(module: nn.Module) -> None:

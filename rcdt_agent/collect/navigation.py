@@ -1,0 +1,220 @@
+"""Scripted drivers of Safety-Gymnasium's Circle and Goal tasks, for its point and its car.
+
+They look at the simulator's own positions (of itself, the goal, whatever costs), which lidar
+readings show only roughly; what is recorded is the task's observation as ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent.tasks.registry import get_task
+
+Vector = npt.NDArray[np.float64]
+
+NAVIGATION_TASKS = tuple(
+    f"{agent}{task}{level}"
+    for agent in ("Point", "Car")
+    for task in ("Circle", "Goal")
+    for level in (1, 2)
+)
+
+
+def around(
+    position: Vector,
+    *,
+    speed: float,
+    radius: float,
+    walls: npt.ArrayLike,
+    braking: float,
+    clockwise: bool,
+) -> Vector:
+    """The velocity wished for on a circle that walls cut short.
+
+    Args:
+        position: (2,) from the circle's centre, in metres.
+        speed: Metres per second.
+        radius: Of the circle.
+        walls: (2,) farthest |x| and |y| to go to; infinite where there is none.
+        braking: Deceleration that can be relied on, in metres per second squared.
+        clockwise: Direction of the round.
+    """
+    distance = max(float(np.linalg.norm(position)), 1e-6)
+    outwards = position / distance
+    ahead = np.array([outwards[1], -outwards[0]]) * (1.0 if clockwise else -1.0)
+    wish = speed * ahead + 1.5 * (radius - distance) * outwards
+    wish *= speed / max(float(np.linalg.norm(wish)), 1e-6)
+    # As fast towards a wall as it can still brake from; beyond it, back.
+    room = np.asarray(walls) - np.abs(position)
+    most = np.where(room > 0.0, np.sqrt(2.0 * braking * np.abs(room)), 2.0 * room)
+    return np.where(position > 0.0, np.minimum(wish, most), np.maximum(wish, -most))
+
+
+def share_of_pass(left: float, *, speed: float, radius: float, seconds: float, walls: int) -> float:
+    """Cost to spend at the next wall so that `left` is divided evenly among those to come.
+
+    Args:
+        left: Cost that may still be spent.
+        speed: Metres per second.
+        radius: Of the circle, in metres.
+        seconds: Until the episode ends.
+        walls: That a round leads past.
+    """
+    rounds = speed * seconds / (2.0 * np.pi * radius)
+    return left / max(1, round(walls * rounds))
+
+
+def reach_for(share: float, *, braking: float, step_seconds: float) -> float:
+    """Metres to go beyond a limit so as to be there for `share` steps: braking out, and back."""
+    return braking * (share * step_seconds) ** 2 / 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Machine:
+    """How a robot of Safety-Gymnasium moves."""
+
+    speed: float
+    """As fast as it drives well, in metres per second."""
+    braking: float
+    """Deceleration on a straight line, in metres per second squared."""
+    overshoot: float
+    """How far beyond a wall that it aims at it comes, in metres."""
+    slides: bool
+    """Whether it keeps its momentum when it turns, as the point does."""
+
+
+_POINT = _Machine(speed=1.3, braking=0.4, overshoot=0.05, slides=True)
+_CAR = _Machine(speed=0.6, braking=0.25, overshoot=0.05, slides=False)
+
+
+class NavigationController:
+    """Rounds the circle or seeks the goal, with habits drawn at random.
+
+    As on Bullet's tasks, a driver is more or less fast, unsteady and careful, and skilled ones
+    spend an allowance of cost: on the circle evenly, on the way to goals as it comes.
+    """
+
+    def __init__(self, task_name: str) -> None:
+        """Prepare for one of `NAVIGATION_TASKS`."""
+        self._machine = _POINT if task_name.startswith("Point") else _CAR
+        self._is_circle = "Circle" in task_name
+        self._axes = 2 if task_name.endswith("2") else 1  # of the circle, that have walls
+        self._length = get_task(task_name).episode_length
+
+    def begin(self, env: gym.Env[Any, Any], rng: np.random.Generator) -> None:
+        """Draw speed, unsteadiness, allowance and distances of one episode."""
+        self._task: Any = env.unwrapped.task  # type: ignore[attr-defined]
+        self._rng = rng
+        self._skilled = rng.random() < 0.8
+        # About one in seven has no allowance, others one of up to 140.
+        spendable = max(0.0, 165.0 * rng.random() - 25.0)
+        self._allowance = spendable if self._skilled else np.inf
+        self._spent, self._steps_left = 0.0, self._length
+        slowest = 0.85 if self._skilled else 0.1
+        self._speed = self._machine.speed * rng.uniform(slowest, 1.1)
+        self._noise = rng.choice([0.0, 0.1, 0.2] if self._skilled else [0.0, 0.3, 0.6])
+        self._radius = rng.uniform(0.9, 1.0) if self._skilled else rng.uniform(0.4, 1.2)
+        self._margin = rng.uniform(0.1, 0.25)  # metres kept from what costs, when careful
+        self._wall = 0.0 if self._skilled else rng.uniform(1.0, 2.0)  # the skilled plan theirs
+
+    def act(self, obs: Any) -> npt.NDArray[np.float32]:
+        """Towards the velocity wished for at this place, give or take the noise."""
+        agent = self._task.agent
+        position, velocity = np.array(agent.pos[:2]), np.array(agent.vel[:2])
+        self._spent += self._task.calculate_cost()["cost_sum"]
+        self._steps_left -= 1
+        wish = (self._round if self._is_circle else self._seek)(position)
+        action = self._drive(wish, velocity, np.array(agent.mat))
+        action += self._noise * self._rng.standard_normal(2)
+        return np.asarray(np.clip(action, -1.0, 1.0), dtype=np.float32)
+
+    def _round(self, position: Vector) -> Vector:
+        limit, radius = self._task.sigwalls.locate_factor, self._radius * self._task.circle.radius
+        if self._skilled and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
+            step_seconds = self._task.sim_conf.frameskip_binom_n * self._task.model.opt.timestep
+            share = share_of_pass(
+                self._allowance - self._spent,
+                speed=self._speed,
+                radius=radius,
+                seconds=step_seconds * self._steps_left,
+                walls=2 * self._axes,
+            )
+            beyond = reach_for(share, braking=self._machine.braking, step_seconds=step_seconds)
+            beyond = beyond if share >= 1.0 else -self._margin
+            self._wall = limit + beyond - self._machine.overshoot
+        walls = np.full(2, np.inf)
+        walls[: self._axes] = self._wall
+        return around(
+            position,
+            speed=self._speed,
+            radius=radius,
+            walls=walls,
+            braking=self._machine.braking,
+            clockwise=False,
+        )
+
+    def _seek(self, position: Vector) -> Vector:
+        """Straight to the goal; careful ones go around what costs, and slower near to it."""
+        goal = np.array(self._task.goal.pos[:2]) - position
+        distance = max(float(np.linalg.norm(goal)), 1e-6)
+        if self._spent < self._allowance:
+            return np.asarray(self._speed * goal / distance)
+        places, sizes = self._obstacles()
+        to = places - position  # (N, 2)
+        away = np.maximum(np.linalg.norm(to, axis=1), 1e-6)
+        clear = sizes + self._margin
+        ahead = to @ goal / distance
+        aside = np.sqrt(np.maximum(away**2 - ahead**2, 0.0))
+        blocks = (away > clear) & (ahead > 0.0) & (ahead < distance) & (aside < clear)
+        direction = goal / distance
+        if blocks.any():
+            first = np.flatnonzero(blocks)[np.argmin(ahead[blocks])]
+            direction = _tangent(to[first], float(clear[first]), direction)
+        wish = self._speed * direction
+        for vector, length, room in zip(to, away, away - clear, strict=True):
+            inwards = vector / length
+            brake = 0.5 * self._machine.braking
+            most = np.sqrt(2.0 * brake * room) if room > 0.0 else 2.0 * room
+            wish = wish - max(float(wish @ inwards) - most, 0.0) * inwards
+        return np.asarray(wish)
+
+    def _obstacles(self) -> tuple[Vector, Vector]:
+        """Centres (N, 2) and radii (N,) of all that costs to touch or to enter."""
+        kinds = [
+            kind
+            for group in (self._task._geoms, self._task._free_geoms)
+            for kind in group.values()
+            if kind.is_constrained
+        ]
+        places = [np.asarray(kind.pos)[:, :2] for kind in kinds]
+        sizes = [np.full(len(kind.pos), kind.size) for kind in kinds]
+        return np.concatenate(places), np.concatenate(sizes)
+
+    def _drive(self, wish: Vector, velocity: Vector, frame: Vector) -> Vector:
+        """Thrust and turn for the point, two wheels for the car."""
+        heading = frame[:2, 0] if self._machine.slides else -frame[:2, 1]
+        heading = heading / max(float(np.linalg.norm(heading)), 1e-6)
+        # What slides is turned to where the change of velocity points, the car to where it goes.
+        aim = wish + 1.5 * (wish - velocity) if self._machine.slides else wish
+        turn = float(np.arctan2(heading[0] * aim[1] - heading[1] * aim[0], heading @ aim))
+        if self._machine.slides:
+            return np.array([2.0 * float((wish - velocity) @ heading) + 0.2, 2.0 * turn])
+        thrust = 3.0 * (float(np.linalg.norm(wish)) * max(np.cos(turn), 0.0) - velocity @ heading)
+        spin = float(self._task.agent.get_sensor("gyro")[2])
+        steer = 1.0 * turn - 0.3 * spin
+        return np.array([thrust + steer, thrust - steer])
+
+
+def _tangent(to: Vector, clear: float, direction: Vector) -> Vector:
+    """The direction that passes a ring of radius `clear` around `to`, on the shorter side."""
+    away = float(np.linalg.norm(to))
+    inwards = to / away
+    left = np.array([-inwards[1], inwards[0]])
+    sideways = left if left @ direction > 0.0 else -left
+    sine = clear / away
+    return np.asarray(sine * sideways + np.sqrt(1.0 - sine**2) * inwards)

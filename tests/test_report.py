@@ -1,0 +1,200 @@
+"""`rcdt report`: one page that needs nothing but itself, opened in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from browser import chromium, needs_browser, screenshot
+from test_cli import rcdt
+
+from rcdt_agent import TrajectoryDataset, make_config
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.plots import plot_calibration
+from rcdt_agent.report import write_report
+from rcdt_agent.runs import Run, evaluate_run, start_run, train_run
+from rcdt_agent.tasks.speed_limit import optimal_return, record_drivers
+
+SMALL = {"batch_size": 16, "embedding_size": 16, "total_steps": 120}
+
+
+class Tags(HTMLParser):
+    """Tags that never close, tables as rows of text, and everything that could be fetched."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.references, self.tables, self.ids, self.headings = [], [], [], []
+        self._into = None
+        self.feed(text)
+
+    def handle_starttag(self, tag, attributes):
+        for name, value in attributes:
+            if name in ("src", "href", "srcset", "action", "data", "poster", "background"):
+                self.references.append(value)
+            if name == "id":
+                self.ids.append(value)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+            self._into = "cell"
+        elif tag in ("h1", "h2", "h3"):
+            self.headings.append("")
+            self._into = "heading"
+        elif tag == "br" and self._into == "cell":
+            self.tables[-1][-1][-1] += "|"
+
+    def handle_endtag(self, tag):
+        if tag in ("td", "th", "h1", "h2", "h3"):
+            self._into = None
+
+    def handle_data(self, data):
+        if self._into == "cell":
+            self.tables[-1][-1][-1] += data
+        elif self._into == "heading":
+            self.headings[-1] += data
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "run"
+    command = "rcdt train SpeedLimit --preset tiny --batch-size 16"
+    run = start_run("SpeedLimit", make_config("tiny", **SMALL), folder, command=command)
+    agent = train_run(run, progress_bar=False)
+    report = evaluate_run(agent, "SpeedLimit", budgets=(2.0, 20.0), n_episodes=3)
+    report.to_json(run.report)
+    write_report(run)
+    return run
+
+
+def test_the_budget_table_is_the_evaluation(run):
+    page = Tags((run.folder / "report.html").read_text())
+    report = json.loads(run.report.read_text())
+    head, *rows = page.tables[0]
+    assert head == [
+        "budget", "cost", "return", "kept", "episodes over", "asked for", "normalised return",
+        "of the optimum",
+    ]  # fmt: skip
+    for row, result in zip(rows, report["results"], strict=True):
+        low, high = result["cost_interval"]
+        assert row[0] == f"{result['budget']:g}"
+        assert row[1] == f"{result['mean_cost']:.2f}|{low:.2f} to {high:.2f}"
+        assert row[2].startswith(f"{result['mean_return']:.2f}|")
+        assert row[3] == ("yes" if result["mean_cost"] <= result["budget"] else "no")
+        assert row[7] == f"{result['mean_return'] / optimal_return(result['budget']):.0%}"
+
+
+def test_all_parts_are_there(run):
+    text = (run.folder / "report.html").read_text()
+    page = Tags(text)
+    assert page.headings == [
+        "SpeedLimit", "Budgets", "Frontier", "Calibration", "Training data", "Learning curves",
+        "Imitation", "Critics: TD loss", "Critics: value of the policy's actions", "Lambda",
+        "Made by", "Configuration", "Versions",
+    ]  # fmt: skip
+    assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
+    changed, same, versions = page.tables[1:]
+    assert ["batch_size", "16", "2048"] in changed
+    assert ["eta", "0.3"] in same
+    assert {row[0] for row in versions[1:]} == {"rcdt_agent", "torch", "numpy", "gymnasium"}
+    for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
+        assert words in text  # the pictures' letters are text, which can be searched and read out
+    drawings = re.findall(r"<svg role=.*?</svg>", text, flags=re.DOTALL)
+    assert len(drawings) == 7
+    for drawing in drawings:  # axes and letters take the page's colour, by day and by night
+        assert "currentColor" in drawing
+        assert not re.search(r"#000000|#010203|#ffffff|: (black|white)", drawing)
+
+
+def test_nothing_is_fetched(run):
+    text = (run.folder / "report.html").read_text()
+    page = Tags(text)
+    assert page.references  # the pictures refer to parts of themselves
+    assert all(ref.startswith(("#", "data:image/png;base64,")) for ref in page.references)
+    assert not re.search(r"https?:|@import|url\((?!#)|<script|<link|<iframe", text)
+    assert "default-src 'none'" in text
+    targets = {ref[1:] for ref in page.references if ref.startswith("#")}
+    targets |= set(re.findall(r"url\(#([^)]+)\)", text))
+    assert targets <= set(page.ids)
+    assert len(page.ids) == len(set(page.ids))  # pictures do not share names
+
+
+def test_same_run_same_page(run, tmp_path):
+    again = write_report(run, tmp_path / "deep" / "page.html")
+    assert again.read_bytes() == (run.folder / "report.html").read_bytes()
+
+
+def test_an_unfinished_run_without_evaluation_says_so(tmp_path):
+    data = tmp_path / "<b>log & co.hdf5"
+    TrajectoryDataset.from_arrays(**record_drivers(20)).to_hdf5(data)
+    config = make_config("tiny", "cdt", **SMALL)
+    run = start_run(str(data), config, tmp_path / "run", command="<script>alert(1)</script>")
+    with pytest.raises(InvalidArgumentError, match="holds no agent yet"):
+        write_report(run)
+    agent = train_run(run, progress_bar=False)
+    agent.num_timesteps = 50
+    agent.save(run.final)
+    text = write_report(run).read_text()
+    page = Tags(text)
+    assert "Not evaluated yet" in text and f"rcdt evaluate {tmp_path}/run" in text
+    assert "Unfinished: 120 steps were asked for" in text
+    assert "Frontier" not in page.headings and "Training data" in page.headings
+    assert "Lambda" in page.headings and "Critics: TD loss" not in page.headings  # cdt has none
+    assert "<script>" not in text and "&lt;script&gt;" in text
+    assert page.headings[0] == "<b>log & co.hdf5" and "<b>" not in text
+
+
+def test_what_is_no_run_is_refused(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="is not a run folder"):
+        write_report(Run(tmp_path))
+    result = rcdt("report", str(tmp_path))
+    assert result.returncode == 2 and "is not a run folder" in result.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_calibration_shows_budgets_against_costs():
+    def result(budget, costs, passed):
+        return {
+            "budget": budget, "costs": costs, "mean_cost": float(np.mean(costs)),
+            "cost_interval": (min(costs), max(costs)), "passed": passed,
+        }  # fmt: skip
+
+    report = {"results": [result(20.0, [22.0, 26.0], False), result(10.0, [7.0, 9.0], True)]}
+    (axes,) = plot_calibration(report).axes
+    lines = {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
+    diagonal = lines["cost = budget"]
+    assert diagonal[0] == [0, 0] and diagonal[1][0] == diagonal[1][1] >= 20
+    assert lines["one episode"] == [[10, 7], [10, 9], [20, 22], [20, 26]]
+    bars = [(c.lines[0].get_xydata().tolist(), c.lines[0].get_marker()) for c in axes.containers]
+    assert bars == [([[10, 8]], "o"), ([[20, 24]], "X")]
+    spans = [c.lines[2][0].get_segments()[0].tolist() for c in axes.containers]
+    assert spans == [[[10, 7], [10, 9]], [[20, 22], [20, 26]]]
+    assert {"mean, kept (95 % interval)", "mean, exceeded (95 % interval)"} <= set(lines)
+
+
+@needs_browser
+@pytest.mark.slow
+def test_in_a_browser(run, tmp_path):
+    page = run.folder / "report.html"
+    seen = Tags(chromium(page, tmp_path, "--dump-dom"))
+    assert seen.tables == Tags(page.read_text()).tables  # nothing was mended while parsing
+    assert seen.headings == Tags(page.read_text()).headings
+    for dark in (False, True):
+        for width in (500, 1100):
+            picture = screenshot(page, tmp_path, size=(width, 1500), dark=dark)
+            background = picture[2, 2]
+            assert (background.mean() < 0.2) == dark
+            ink = np.abs(picture - background).max(-1) > 0.3
+            # Text and pictures all the way down, and a free margin at both sides.
+            assert all(part.mean() > 0.01 for part in np.array_split(ink, 6))
+            assert not ink[:, :10].any() and not ink[:, -10:].any()
+            # Axes and letters take the page's colour: far from the background in both modes.
+            assert np.abs(picture - background).max() > 0.75
+    pdf = tmp_path / "page.pdf"
+    chromium(page, tmp_path, f"--print-to-pdf={pdf}", dark=True)
+    assert pdf.read_bytes().startswith(b"%PDF")

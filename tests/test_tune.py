@@ -1,0 +1,148 @@
+"""The search for settings: what it looks at, what it keeps, and what it calls best."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rcdt_agent import RCDT, evaluate_budgets, make_config
+from rcdt_agent.benchmark.cells import SEEDS_APART
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.runs import SPEED_LIMIT_BUDGETS
+from rcdt_agent.tasks.speed_limit import ENV_ID
+from rcdt_agent.tune import VALIDATION_SEED, Trial, _best, search_space, tune
+
+SMALL = {"preset": "tiny", "steps": 8, "episodes": 2, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def file(drivers, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("data") / "drivers.hdf5"
+    drivers.to_hdf5(path)
+    return path
+
+
+def test_what_is_searched():
+    space = search_space(make_config("cpu", "rcdt"))
+    assert space["eta"] == ("choice", (0.1, 0.3, 0.5))
+    assert set(space) == {
+        "eta", "alpha", "gamma", "learning_rate", "target_quantile", "context_length",
+    }  # fmt: skip
+    low, high = space["learning_rate"][1]
+    assert low < make_config("cpu").learning_rate < high
+    assert set(search_space(make_config("cpu", "cdt"))) == {
+        "learning_rate", "target_quantile", "context_length",
+    }  # fmt: skip
+
+
+def test_the_best_keeps_every_budget():
+    def trial(number, score, *costs):
+        return Trial(number=number, settings={}, normalized_return=score, normalized_costs=costs)
+
+    # The second earns most and keeps its budgets on average, but not each of them.
+    trials = [trial(0, 0.5, 0.9, 1.0), trial(1, 0.9, 1.2, 0.1), trial(2, 0.4, 0.1, 0.1)]
+    assert _best(trials).number == 0
+    assert _best(trials[1:]).number == 2
+    broken = [trial(3, 0.9, 1.5, 0.1), trial(4, 0.2, 1.1, 1.2)]
+    assert not _best(broken).feasible
+    assert _best(broken).number == 4  # none is feasible: the one nearest to it
+
+
+def test_search_resumes_and_reports_what_the_library_gives(file, drivers, tmp_path):
+    first = tune("SpeedLimit", tmp_path, dataset=file, n_trials=2, **SMALL)
+    assert [trial.number for trial in first.trials] == [0, 1]
+    trained = {path: path.stat().st_mtime_ns for path in tmp_path.glob("trials/*/training.json")}
+    assert len(trained) == 2
+    second = tune("SpeedLimit", tmp_path, dataset=file, n_trials=3, **SMALL)
+    assert second.trials[:2] == first.trials
+    assert len(second.trials) == 3
+    assert second.trials[2].settings not in [trial.settings for trial in first.trials]
+    assert all(path.stat().st_mtime_ns == moment for path, moment in trained.items())
+
+    # The figures are those of a policy trained with the settings, on seeds of validation.
+    best = second.best
+    settings = {**best.settings, "total_steps": 8}
+    agent = RCDT(preset="tiny", seed=1, device="cpu", **settings).learn(drivers)
+    report = evaluate_budgets(
+        agent, ENV_ID, SPEED_LIMIT_BUDGETS, n_episodes=2, seed=VALIDATION_SEED
+    )
+    ratios = [result.mean_cost / result.budget for result in report.results]
+    assert best.normalized_costs == pytest.approx(ratios, abs=1e-3)
+    low, high = float(drivers.returns.min()), float(drivers.returns.max())
+    scores = [(result.mean_return - low) / (high - low) for result in report.results]
+    assert best.normalized_return == pytest.approx(np.mean(scores), abs=1e-4)
+
+    kept = json.loads((tmp_path / "best.json").read_text())
+    assert kept["settings"] == best.settings
+    assert kept["validation_seeds"] == [VALIDATION_SEED, VALIDATION_SEED + 1]
+    assert kept["command"] == second.command
+    with pytest.raises(InvalidArgumentError, match="holds a search with episodes=2, now 3"):
+        tune("SpeedLimit", tmp_path, dataset=file, n_trials=3, **{**SMALL, "episodes": 3})
+
+
+def test_validation_seeds_are_apart_from_the_tests():
+    assert VALIDATION_SEED > SEEDS_APART * 1000 + 10_000  # a thousand training seeds
+    assert abs(VALIDATION_SEED - 1_000_000) > 100_000  # calibration's
+
+
+def test_refusals(file, tmp_path):
+    with pytest.raises(InvalidArgumentError, match="No task is named at the start of"):
+        tune(str(file), tmp_path)
+    with pytest.raises(InvalidArgumentError, match="`method` must be a variant"):
+        tune("SpeedLimit", tmp_path, dataset=file, method="bc")
+    with pytest.raises(InvalidArgumentError, match="`n_trials` and `episodes` must be >= 1"):
+        tune("SpeedLimit", tmp_path, dataset=file, n_trials=0)
+
+
+@pytest.mark.slow
+def test_killed_and_started_again(file, tmp_path):
+    command = [
+        sys.executable, "-c", "from rcdt_agent.cli import main; main()", "tune", "SpeedLimit",
+        "--dataset", str(file), "--output", str(tmp_path / "out"), "--preset", "tiny", "--steps",
+        "40", "--episodes", "1", "--trials", "3", "--method", "rcdt+gamma=0.05+replan",
+    ]  # fmt: skip
+    with (tmp_path / "log").open("w") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log)
+        for _ in range(6000):  # until the second trial has begun
+            if len(list((tmp_path / "out").glob("trials/*/run.json"))) == 2:
+                break
+            assert process.poll() is None, (tmp_path / "log").read_text()
+            time.sleep(0.05)
+        process.kill()
+        process.wait()
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 1), result.stderr
+    assert "3 trials, 0 failed, evaluated on reset seeds 2000000 .. 2000000." in result.stdout
+    # The interrupted setting was tried again, in its own folder: three policies, not four.
+    assert len(list((tmp_path / "out").glob("trials/*/training.json"))) == 3
+    assert len(list((tmp_path / "out").glob("trials/*/run.json"))) == 3
+
+    # The printed command trains that setting.
+    best = json.loads((tmp_path / "out" / "best.json").read_text())
+    assert f"Train it: {best['command']}" in result.stdout
+    words = shlex.split(best["command"])
+    run = tmp_path / "run"
+    done = subprocess.run(
+        [*command[:3], *words[1:], "--output", str(run), "--no-evaluate"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    config = RCDT.load(run / "agent.zip").config
+    expected = make_config(
+        "tiny", "rcdt", gamma=0.05, replan=True, total_steps=40, **best["settings"]
+    )
+    same = replace(
+        config, learning_rate=expected.learning_rate, alpha=expected.alpha,
+        target_quantile=expected.target_quantile,
+    )  # fmt: skip
+    assert same == expected
+    for name in ("learning_rate", "alpha", "target_quantile"):
+        assert getattr(config, name) == pytest.approx(getattr(expected, name), rel=1e-5)
