@@ -40,6 +40,8 @@ class OnnxAgent:
         names = ["observations", "actions", "returns_to_go", "costs_to_go", "timesteps"]
         columns = [np.array(column, np.float32)[None] for column in zip(*padded, strict=True)]
         columns[-1] = columns[-1].astype(np.int64)
+        if self.facts["ctg_floor"] is not None:  # then the whole window is asked for more
+            columns[3] += max(self.facts["ctg_floor"] - self.cost_to_go, 0)
         (actions,) = self.session.run(["action"], dict(zip(names, columns, strict=True)))
         step[1] = actions[0, last]
         return step[1].reshape(self.facts["action_shape"])

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent.checkpoint import versions
+from rcdt_agent.config import DEPLOYMENT
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.files import whole_file
 from rcdt_agent.networks.transformer import PolicyTransformer
@@ -40,14 +41,11 @@ _OPSET = 18
 class WindowPolicy(nn.Module):
     """The policy with its scales: from windows in the task's units to actions of its space."""
 
-    def __init__(
-        self, policy: PolicyTransformer, scaling: Scaling, ctg_floor: float | None
-    ) -> None:
+    def __init__(self, policy: PolicyTransformer, scaling: Scaling) -> None:
         """Copy the policy to the CPU, ready to act."""
         super().__init__()
         self.policy = copy.deepcopy(policy).cpu().eval()
         self.scaling = scaling
-        self.ctg_floor = ctg_floor
         for name in ("obs_mean", "obs_std", "action_low", "action_high"):
             self.register_buffer(name, torch.tensor(getattr(scaling, name), dtype=torch.float32))
 
@@ -74,8 +72,6 @@ class WindowPolicy(nn.Module):
             timesteps: (B, K) int64, place of each step in its episode.
         """
         spread = self.action_high - self.action_low
-        if self.ctg_floor is not None:
-            costs_to_go = costs_to_go.clamp(min=self.ctg_floor)
         mean, log_std = self.policy(
             (observations - self.obs_mean) / self.obs_std,
             2 * (actions - self.action_low) / spread - 1,
@@ -98,7 +94,15 @@ def export_onnx(agent: RCDT, path: str | Path) -> None:
     agent._require_policy()
     assert agent.policy is not None
     assert agent.scaling is not None
-    module = WindowPolicy(agent.policy, agent.scaling, agent.config.ctg_floor).eval()
+    outside = [name for name in DEPLOYMENT if name != "ctg_floor" and getattr(agent.config, name)]
+    if agent.calibration is not None:
+        outside.append("calibration")
+    if outside:
+        raise InvalidArgumentError(
+            f"The file would act otherwise than `predict`: {outside} cannot be exported. Switch "
+            f"them off first, with `set_deployment` or `agent.calibration = None`."
+        )
+    module = WindowPolicy(agent.policy, agent.scaling).eval()
     length = agent.config.context_length
     size_o, size_a = len(agent.scaling.obs_mean), len(agent.scaling.action_low)
     batch = 2  # any but one, which would be taken for a constant
@@ -109,7 +113,7 @@ def export_onnx(agent: RCDT, path: str | Path) -> None:
         torch.zeros(batch, length),
         torch.zeros(batch, length, dtype=torch.int64),
     )
-    with _quiet():
+    with _quiet(), torch.no_grad():  # whose path has no hand-written backward pass
         program = torch.onnx.export(
             module,
             example,
@@ -145,6 +149,7 @@ def _metadata(agent: RCDT) -> dict[str, Any]:
         "action_high": list(agent.scaling.action_high),
         "cost_budget": agent.cost_budget,
         "target_return": agent.target_return,
+        "ctg_floor": agent.config.ctg_floor,
         # What `target_return="auto"` asks for at these budgets; interpolate between them.
         "target_returns": {
             "cost_budgets": budgets.tolist(),

@@ -79,7 +79,7 @@ def test_any_number_of_windows(exported, size):
     }
     action, log_std = session.run(None, inputs)
     agent = RCDT.load(exported / "agent.zip")
-    module = WindowPolicy(agent.policy, agent.scaling, agent.config.ctg_floor)
+    module = WindowPolicy(agent.policy, agent.scaling)
     with torch.no_grad():
         expected = module(*(torch.from_numpy(inputs[name]) for name in INPUTS))
     assert action.shape == (*shape, 1)
@@ -147,3 +147,10 @@ def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
 def test_an_untrained_agent_cannot_be_exported(tmp_path):
     with pytest.raises(InvalidArgumentError, match="has not been trained"):
         RCDT().export_onnx(tmp_path / "x.onnx")
+
+
+def test_what_acts_beside_the_policy_is_not_left_out_silently(agent, tmp_path):
+    agent.config = replace(agent.config, exhausted_mode=True)
+    with pytest.raises(InvalidArgumentError, match=r"\['exhausted_mode'\] cannot be exported"):
+        agent.export_onnx(tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
