@@ -10,7 +10,7 @@ PIP := -m pip --disable-pip-version-check install --quiet
 LATEST := .venv-latest
 LATEST_STAMP := $(LATEST)/.installed
 
-.PHONY: help install test test-latest check format lint types docs demo clean
+.PHONY: help install test test-latest check format lint types docs demo bench clean
 
 help:  ## Show the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -43,6 +43,9 @@ docs: $(STAMP)  ## Build the documentation, strictly
 
 demo: $(STAMP)  ## One policy at several cost budgets, in about three minutes
 	$(BIN)/python -m rcdt_agent.demo
+
+bench: $(STAMP)  ## Our speed beside the peer's, in about six minutes; build/bench.json
+	$(BIN)/python benchmarks/all.py --json build/bench.json
 
 test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymnasium 1.x, numpy 2
 	$(LATEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not safety_gymnasium"

@@ -65,7 +65,7 @@ class Learner:
         """Make networks and sampler.
 
         Args:
-            dataset: Training data; its observations and actions are scaled once, here.
+            dataset: Training data; its observations and actions are scaled once, into the sampler.
             config: Settings.
             scaling: How observations, actions and tokens are scaled.
             episode_length: Longest episode, for the timestep embedding.
@@ -115,7 +115,7 @@ class Learner:
             fused=True,
         )
         self.sampler = WindowSampler(
-            scaling.scale_dataset(dataset),
+            dataset,
             context_length=config.context_length,
             batch_size=config.batch_size,
             sampling=config.sampling,
@@ -124,6 +124,7 @@ class Learner:
             pareto_increase=config.pareto_increase,
             relabel_fraction=config.relabel_fraction,
             relabel_slack=cost_limit,
+            scaling=scaling,
             device=self.device,
             seed=seed,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import gymnasium as gym
@@ -16,6 +17,8 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
 
 Floats = npt.NDArray[np.float32]
+
+_BLOCK = 65_536  # rows looked at at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +78,7 @@ class Scaling:
         """
         size_o, size_a = dataset.observation_size, dataset.action_size
         if config.normalize_observations:
-            mean = dataset.observations.mean(0, dtype=np.float64)
-            std = dataset.observations.std(0, dtype=np.float64)
+            mean, std = _mean_and_std(dataset.observations)
             std = np.where(std < 1e-6, 1.0, std)
         else:
             mean, std = np.zeros(size_o), np.ones(size_o)
@@ -94,18 +96,18 @@ class Scaling:
 
     def scale_obs(self, obs: npt.ArrayLike) -> Floats:
         """Observations (..., O) as the networks see them."""
-        mean, std = _floats(self.obs_mean), _floats(self.obs_std)
+        mean, std = self._obs_scale
         return np.asarray((np.asarray(obs, dtype=np.float32) - mean) / std, dtype=np.float32)
 
     def scale_actions(self, actions: npt.ArrayLike) -> Floats:
         """Actions of the space, as the networks see them: [-1, 1]."""
-        low, high = _floats(self.action_low), _floats(self.action_high)
+        low, high = self._action_scale
         scaled = 2 * (np.asarray(actions, dtype=np.float32) - low) / (high - low) - 1
         return np.asarray(scaled, dtype=np.float32)
 
     def unscale_actions(self, actions: npt.ArrayLike) -> Floats:
         """Network actions, clipped to [-1, 1], as actions of the space."""
-        low, high = _floats(self.action_low), _floats(self.action_high)
+        low, high = self._action_scale
         unit = np.clip(np.asarray(actions, dtype=np.float32), -1.0, 1.0)
         return np.asarray(low + (unit + 1) / 2 * (high - low), dtype=np.float32)
 
@@ -117,6 +119,14 @@ class Scaling:
             final_observations=self.scale_obs(dataset.final_observations),
             actions=self.scale_actions(dataset.actions),
         )
+
+    @cached_property
+    def _obs_scale(self) -> tuple[Floats, Floats]:
+        return _floats(self.obs_mean), _floats(self.obs_std)
+
+    @cached_property
+    def _action_scale(self) -> tuple[Floats, Floats]:
+        return _floats(self.action_low), _floats(self.action_high)
 
     def rtg_token(self, rtg: Tensor) -> Tensor:
         """RTG in the unit of its token."""
@@ -138,6 +148,15 @@ class Scaling:
             name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
         }
         return cls(**plain)
+
+
+def _mean_and_std(values: Floats) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Of each column, in float64 and a block of rows at a time: no copy of the data in float64."""
+    mean = values.mean(0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    for start in range(0, len(values), _BLOCK):
+        squares += np.square(values[start : start + _BLOCK] - mean).sum(0)
+    return mean, np.sqrt(squares / len(values))
 
 
 def _floats(values: tuple[float, ...]) -> Floats:

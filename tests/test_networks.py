@@ -216,6 +216,19 @@ def test_dropout_follows_torchs_seed():
     )
 
 
+@pytest.mark.parametrize("cost_token", [True, False])
+@pytest.mark.parametrize("length", [1, T])
+def test_the_last_state_alone_is_the_last_of_all(cost_token, length):
+    policy = make_policy(cost_token=cost_token).double()
+    inputs = {
+        key: (value.double() if value.is_floating_point() else value)[:, :length]
+        for key, value in make_inputs().items()
+    }
+    with torch.no_grad():
+        last, every = policy.last_features(**inputs), policy.features(**inputs)
+    torch.testing.assert_close(last, every[:, -1])
+
+
 def test_late_timesteps_use_the_last_row():
     policy, inputs = make_policy(n_timesteps=8), make_inputs()
     inputs["timesteps"][:] = 7

@@ -13,6 +13,7 @@ from rcdt_agent.data import TrajectoryDataset, WindowSampler
 from rcdt_agent.data.sampler import normalize_weights
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
+from rcdt_agent.scaling import Scaling, _mean_and_std
 
 FIELDS = (
     "obs", "actions", "rewards", "costs", "rtg", "ctg", "timesteps", "mask", "next_obs",
@@ -243,3 +244,33 @@ def test_at_most_relabelling_adds_slack_to_the_cost_token_only():
     assert not batch.ctg[~batch.mask].any()
     torch.testing.assert_close(batch.rtg, real.rtg)
     torch.testing.assert_close(batch.trajectories, same.trajectories)  # the same windows are drawn
+
+
+def test_scaling_on_the_way_in(dataset):
+    scaling = Scaling(
+        obs_mean=(1.0, 2.0, 3.0), obs_std=(0.5, 2.0, 4.0), action_low=(-2.0, 0.0),
+        action_high=(2.0, 4.0), rtg_scale=1.0, ctg_scale=1.0,
+    )  # fmt: skip
+    settings = {"context_length": 5, "batch_size": 32, "seed": 3}
+    plain = WindowSampler(dataset, **settings).sample()
+    scaled = WindowSampler(dataset, scaling=scaling, **settings).sample()
+    real = plain.mask.numpy()
+    for name in ("obs", "next_obs"):
+        expected = (getattr(plain, name).numpy() - [1, 2, 3]) / [0.5, 2, 4]
+        got = getattr(scaled, name).numpy()
+        np.testing.assert_allclose(got[real], expected[real], rtol=1e-5, atol=1e-6)
+    expected = plain.actions.numpy() / 2 - [0, 1]
+    np.testing.assert_allclose(scaled.actions.numpy()[real], expected[real], rtol=1e-5, atol=1e-6)
+    for name in ("obs", "actions"):
+        assert (getattr(scaled, name).numpy()[~real] == 0).all() and (~real).any()
+    for name in ("rewards", "costs", "rtg", "ctg", "mask", "timesteps"):
+        assert torch.equal(getattr(scaled, name), getattr(plain, name))
+
+
+def test_mean_and_deviation_in_blocks(monkeypatch):
+    values = np.random.default_rng(0).normal([5.0, -3.0], [0.1, 20.0], (1000, 2))
+    values = values.astype(np.float32)
+    monkeypatch.setattr("rcdt_agent.scaling._BLOCK", 300)
+    mean, std = _mean_and_std(values)
+    np.testing.assert_allclose(mean, values.mean(0, dtype=np.float64), rtol=1e-12)
+    np.testing.assert_allclose(std, values.std(0, dtype=np.float64), rtol=1e-12)

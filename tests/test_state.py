@@ -116,3 +116,25 @@ def test_another_budget_moves_the_whole_window():
     moved = state.with_targets(target_return=20.0, cost_budget=8.0)
     assert moved.ctg[0].tolist() == [8, 7, 6, 5]  # as if it had been so from the start
     assert moved.rtg[0].tolist() == [20, 19, 18, 17]
+
+
+def test_environments_at_different_places_are_like_each_alone():
+    """One window full, one not, one just begun: each as if it were the only one."""
+    rng = np.random.default_rng(0)
+    together = begin(3, k=3)
+    alone = [begin(1, k=3) for _ in range(3)]
+    for t in range(8):
+        restarted = np.array([False, t == 4, t in (2, 6)])
+        together = together.restart(restarted)
+        obs, actions = rng.normal(size=(3, 3)), rng.normal(size=(3, 2))
+        rewards, costs = rng.normal(size=3), rng.random(3)
+        together = together.push(obs.astype(np.float32)).with_action(actions.astype(np.float32))
+        for i in range(3):
+            one = alone[i].restart(restarted[i : i + 1]).push(obs[i : i + 1].astype(np.float32))
+            alone[i] = one.with_action(actions[i : i + 1].astype(np.float32))
+            for name in ("obs", "actions", "earned", "spent", "steps", "rtg", "ctg", "timesteps"):
+                np.testing.assert_array_equal(
+                    getattr(together, name)[i], getattr(alone[i], name)[0], err_msg=f"{t} {name}"
+                )
+        together = together.observe(rewards, costs)
+        alone = [one.observe(rewards[i : i + 1], costs[i : i + 1]) for i, one in enumerate(alone)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -12,6 +12,9 @@ from torch import Tensor
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
+
+if TYPE_CHECKING:
+    from rcdt_agent.scaling import Scaling
 
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 
@@ -80,6 +83,7 @@ class WindowSampler:
         pareto_increase: float = 0.1,
         relabel_fraction: float = 0.0,
         relabel_slack: float = 1.0,
+        scaling: Scaling | None = None,
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
@@ -101,6 +105,7 @@ class WindowSampler:
             relabel_fraction: Share of windows whose CTG gains a slack: a trajectory that cost C is
                 shown as an answer to a budget zeta >= C, so that the token means "at most".
             relabel_slack: Mean of zeta - C, which is exponentially distributed, in units of cost.
+            scaling: How observations and actions are scaled on the way into the tensor.
             device: Where the tensor lives and batches are made.
             seed: Two samplers with the same seed draw the same batches.
         """
@@ -116,7 +121,7 @@ class WindowSampler:
         self._observation_size = dataset.observation_size
         self._action_size = dataset.action_size
         n = len(dataset)
-        self._rows = self._array(_flat_rows(dataset))
+        self._rows = self._array(_flat_rows(dataset, scaling))
         self._zero_row = len(self._rows) - 1
         self._lengths = self._array(dataset.lengths)
         # First row of each trajectory in the flat table: one extra row lies after each before it.
@@ -258,7 +263,9 @@ def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) ->
     return (weights / mean).clamp(max=maximum)
 
 
-def _flat_rows(dataset: TrajectoryDataset) -> np.ndarray[Any, np.dtype[np.float32]]:
+def _flat_rows(
+    dataset: TrajectoryDataset, scaling: Scaling | None
+) -> np.ndarray[Any, np.dtype[np.float32]]:
     """(N + M + 1, O + A + 5): observation, action, reward, cost, RTG, CTG and a flag of each step.
 
     The flag is 2 at a terminal, else 1 where the next observation is known, else 0. The row after
@@ -268,6 +275,8 @@ def _flat_rows(dataset: TrajectoryDataset) -> np.ndarray[Any, np.dtype[np.float3
     size_o, size_a = dataset.observation_size, dataset.action_size
     n, m = dataset.n_transitions, len(dataset)
     rows = np.zeros((n + m + 1, size_o + size_a + 5), dtype=np.float32)
+    scale_obs = scaling.scale_obs if scaling else np.asarray
+    scale_actions = scaling.scale_actions if scaling else np.asarray
     offsets = dataset.offsets
     first = 0
     while first < m:
@@ -281,13 +290,13 @@ def _flat_rows(dataset: TrajectoryDataset) -> np.ndarray[Any, np.dtype[np.float3
         for i in range(first, last):
             start, end = offsets[i], offsets[i + 1]
             part, own = rows[start + i : end + i], slice(start - base, end - base)
-            part[:, :size_o] = dataset.observations[start:end]
-            part[:, size_o : size_o + size_a] = dataset.actions[start:end]
+            part[:, :size_o] = scale_obs(dataset.observations[start:end])
+            part[:, size_o : size_o + size_a] = scale_actions(dataset.actions[start:end])
             for column, values in zip((-5, -4, -3, -2), (rewards, costs, rtg, ctg), strict=True):
                 part[:, column] = values[own]
             part[:, -1] = 1.0
             part[-1, -1] = 2.0 if dataset.terminated[i] else float(dataset.final_known[i])
-            rows[end + i, :size_o] = dataset.final_observations[i]
+            rows[end + i, :size_o] = scale_obs(dataset.final_observations[i])
         first = last
     return rows
 

@@ -41,7 +41,7 @@ def observation_rows(obs: Any, space: gym.Space[Any], scaling: Scaling) -> tuple
     return scaling.scale_obs(rows), single
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def act(
     policy: PolicyTransformer,
     scaling: Scaling,
@@ -52,24 +52,31 @@ def act(
     shield: CriticShield | None = None,
 ) -> tuple[Floats, AgentState]:
     """Actions (N, A) of the space for the present step of each window, and the state with them."""
-    device = next(policy.parameters()).device
-    policy.eval()
-    used = int(state.last.max()) + 1  # columns of the window that hold anything
+    device = policy.embed_rtg.weight.device
+    if policy.training:
+        policy.eval()
+    last = state.last
+    used = int(last.max()) + 1  # columns of the window that hold anything
     target_return, cost_budget = steering.aim(state)
     rtg, ctg = state.tokens(target_return, cost_budget)
 
     def tensor(values: Any) -> Tensor:
         return torch.as_tensor(values, device=device)
 
-    means, log_stds = policy(
+    window = (
         tensor(state.obs[:, :used]),
         tensor(state.actions[:, :used]),
         scaling.rtg_token(tensor(rtg[:, :used])),
         scaling.ctg_token(tensor(ctg[:, :used])),
         tensor(state.timesteps[:, :used]),
     )
-    rows = torch.arange(state.n_envs, device=device), tensor(state.last)
-    mean, std = means[rows], log_stds[rows].exp()
+    rows = torch.arange(state.n_envs, device=device), tensor(last)
+    if (last == used - 1).all():
+        features = policy.last_features(*window)
+    else:
+        features = policy.features(*window)[rows]
+    mean, log_std = policy.distribution(features)
+    std = log_std.exp()
     chosen = mean if deterministic else mean + std * torch.randn_like(mean)
     chosen, replaced = chosen.clamp(-1.0, 1.0), None
     if shield is not None:

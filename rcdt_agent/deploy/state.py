@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -183,37 +184,41 @@ class AgentState:
             )
         length = self.obs.shape[1]
         full = self.steps >= length
-        place = np.minimum(self.steps, length - 1)
-        rows = np.arange(self.n_envs)
+        place: Any = np.minimum(self.steps, length - 1)
+        rows: Any = np.arange(self.n_envs)
+        if (place == place[0]).all():  # the common case, much faster without index arrays
+            rows, place = slice(None), int(place[0])
+        all_full, none_full = bool(full.all()), not full.any()
 
-        def shifted(values: Floats) -> Floats:
-            if not full.any():
-                return values.copy()
-            moved: Floats = np.concatenate((values[:, 1:], np.zeros_like(values[:, :1])), axis=1)
-            if full.all():
-                return moved
-            mixed: Floats = np.asarray(
-                np.where(full.reshape(-1, *[1] * (values.ndim - 1)), moved, values), np.float32
-            )
-            return mixed
+        def shifted(values: Floats, newest: Floats | float) -> Floats:
+            moved = np.empty_like(values)
+            if none_full:
+                moved[:] = values
+            else:
+                moved[:, :-1] = values[:, 1:]
+                moved[:, -1] = 0.0
+                if not all_full:
+                    moved[~full] = values[~full]
+            moved[rows, place] = newest
+            return moved
 
-        new_obs, earned, spent = shifted(self.obs), shifted(self.earned), shifted(self.spent)
-        new_obs[rows, place] = obs
-        earned[rows, place] = self.total_return
-        spent[rows, place] = self.total_cost
         return replace(
             self,
-            obs=new_obs,
-            actions=shifted(self.actions),
-            earned=earned,
-            spent=spent,
+            obs=shifted(self.obs, obs),
+            actions=shifted(self.actions, 0.0),
+            earned=shifted(self.earned, self.total_return),
+            spent=shifted(self.spent, self.total_cost),
             steps=self.steps + 1,
         )
 
     def with_action(self, actions: Floats, shielded: Bools | None = None) -> AgentState:
         """Note the actions (N, A), scaled, given at the last step; `shielded` (N,) if replaced."""
         noted = self.actions.copy()
-        noted[np.arange(self.n_envs), self.last] = actions
+        last = self.last
+        if (last == last[0]).all():
+            noted[:, last[0]] = actions
+        else:
+            noted[np.arange(self.n_envs), last] = actions
         return replace(
             self,
             actions=noted,

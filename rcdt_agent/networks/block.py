@@ -90,6 +90,26 @@ class Block(nn.Module):
         y: Tensor = _Block.apply(shape, masks, x, *weights)  # type: ignore[no-untyped-call]
         return y
 
+    def last(self, x: Tensor) -> Tensor:
+        """The block's answer at the last position alone, without gradient: (B, L, D) -> (B, D).
+
+        One query needs no keys and values of its own: q . (W n) = (W^T q) . n, and a mean of
+        W n is W of the mean. A bias of the keys shifts all scores alike, so it drops out.
+        """
+        size_b, _, width = x.shape
+        n_heads, head = self.n_heads, width // self.n_heads
+        normed = self.norm_attention(x)
+        keys, values = self.key_value.weight.view(2, n_heads, head, width)
+        q = self.query(normed[:, -1]).view(size_b, n_heads, head).transpose(0, 1)
+        asked = torch.bmm(q, keys).transpose(0, 1)  # (B, h, D)
+        p = torch.softmax(torch.bmm(asked, normed.transpose(1, 2)).mul_(head**-0.5), -1)
+        seen = torch.bmm(p, normed).transpose(0, 1)  # (h, B, D)
+        mixed = torch.bmm(seen, values.transpose(1, 2)).transpose(0, 1).reshape(size_b, width)
+        mixed += self.key_value.bias[width:]
+        x = x[:, -1] + self.out(mixed)
+        y: Tensor = x + self.narrow(torch.ops.aten.gelu_(self.widen(self.norm_mlp(x))))
+        return y
+
 
 def _forward(
     shape: Shape, masks: Masks | None, x: Tensor, weights: Sequence[Tensor], ctx: Any

@@ -71,26 +71,36 @@ def critic_values(
         for tensors in ([y.weight for y in layers], [y.bias for y in layers]):
             joined = torch.cat(tensors) if len(tensors) > 1 else tensors[0]
             weights.append(joined.detach() if frozen else joined)
-    values = _Networks.apply(x.flatten(0, -2), *weights)  # type: ignore[no-untyped-call]
+    rows = x.flatten(0, -2)
+    if torch.is_grad_enabled():
+        values = _Networks.apply(rows, *weights)  # type: ignore[no-untyped-call]
+    else:
+        values = _through(rows, weights, None)
     values = values.view(len(critics), TWINS, *x.shape[:-1])
     return [critic.scale * value for critic, value in zip(critics, values, strict=True)]
 
 
-class _Networks(torch.autograd.Function):
-    """N networks side by side, (B, I) -> (N, B): weights (N, I, J), biases (N, 1, J) by turns."""
+def _through(x: Tensor, weights: Sequence[Tensor], ctx: Any) -> Tensor:
+    """N networks side by side, (B, I) -> (N, B): weights (N, I, J), biases (N, 1, J) by turns.
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
-        x = x.expand(weights[0].shape[0], *x.shape)
-        needed = any(ctx.needs_input_grad)
-        inputs, slopes = [x], []
-        for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
-            x, slope = mish(torch.baddbmm(bias, x, weight), needed)
-            inputs.append(x)
-            slopes.append(slope)
+    `ctx` takes what the backward pass needs.
+    """
+    x = x.expand(weights[0].shape[0], *x.shape)
+    inputs, slopes = [x], []
+    for weight, bias in zip(weights[:-2:2], weights[1:-2:2], strict=True):
+        x, slope = mish(torch.baddbmm(bias, x, weight), ctx is not None)
+        inputs.append(x)
+        slopes.append(slope)
+    if ctx is not None:
         ctx.save_for_backward(*inputs, *slopes, *weights[::2])
         ctx.n_layers = len(weights) // 2
-        return torch.baddbmm(weights[-1], x, weights[-2])[..., 0]
+    return torch.baddbmm(weights[-1], x, weights[-2])[..., 0]
+
+
+class _Networks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        return _through(x, weights, ctx)
 
     @staticmethod
     @once_differentiable

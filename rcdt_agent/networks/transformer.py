@@ -6,6 +6,7 @@ action; the action distribution is read at the state token, which sees everythin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -136,11 +137,28 @@ class PolicyTransformer(nn.Module):
         if masks and self.dropout:
             mask = masks.draw(x, self.dropout)
             x = x * mask.mul_(kept_scale(self.dropout))
-        for block in self.blocks[:-1]:
+        *body, final = self.blocks
+        for block in body:
             x = block(x, masks=masks)
         # Only state tokens are read, so the last block answers for them alone.
-        x = self.blocks[-1](x, first=per_step - 2, every=per_step, masks=masks)  # (B, T, D)
+        x = final(x, first=per_step - 2, every=per_step, masks=masks)  # (B, T, D)
         normed: Tensor = self.norm_out(x)
+        return normed
+
+    def last_features(
+        self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
+    ) -> Tensor:
+        """(B, D) what the last state token knows, without gradient; arguments as `forward`."""
+        size_b, size_t, _ = obs.shape
+        tokens = self._embed(obs, actions, rtg, ctg, timesteps)
+        # The last action token comes after the last state and cannot matter.
+        x = tokens.view(size_b, size_t * self.tokens_per_step, -1)[:, :-1]
+        x = self.norm_in(x)
+        *body, final = self.blocks
+        for block in body:
+            x = block(x)
+        assert isinstance(final, Block)
+        normed: Tensor = self.norm_out(final.last(x))
         return normed
 
     def _embed(
@@ -157,24 +175,30 @@ class PolicyTransformer(nn.Module):
         times = timesteps.clamp(max=self.n_timesteps - 1).view(n)
         rows = [part.reshape(n, -1) for part in parts]
         weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-        tokens: Tensor = _Embed.apply(rows, times, self.embed_time.weight, *weights)  # type: ignore[no-untyped-call]
+        table = self.embed_time.weight
+        if not torch.is_grad_enabled():
+            return _tokens(rows, times, table, weights)
+        tokens: Tensor = _Embed.apply(rows, times, table, *weights)  # type: ignore[no-untyped-call]
         return tokens
 
 
-class _Embed(torch.autograd.Function):
-    """S linear layers into one tensor, plus the embedding of the time step."""
+def _tokens(parts: list[Tensor], times: Tensor, table: Tensor, weights: Sequence[Tensor]) -> Tensor:
+    """S linear layers into one tensor (N, S, D), plus the embedding of the time step."""
+    tokens = table.new_empty(len(times), len(parts), table.shape[1])
+    pairs = zip(weights[::2], weights[1::2], strict=True)
+    for i, (part, (weight, bias)) in enumerate(zip(parts, pairs, strict=True)):
+        torch.addmm(bias, part, weight.t(), out=tokens[:, i])
+    return tokens.add_(table.index_select(0, times)[:, None])
 
+
+class _Embed(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, parts: list[Tensor], times: Tensor, table: Tensor, *weights: Tensor
     ) -> Tensor:
         ctx.save_for_backward(times, *parts)
         ctx.n_times = len(table)
-        tokens = table.new_empty(len(times), len(parts), table.shape[1])
-        pairs = zip(weights[::2], weights[1::2], strict=True)
-        for i, (part, (weight, bias)) in enumerate(zip(parts, pairs, strict=True)):
-            torch.addmm(bias, part, weight.t(), out=tokens[:, i])
-        return tokens.add_(table.index_select(0, times)[:, None])
+        return _tokens(parts, times, table, weights)
 
     @staticmethod
     @once_differentiable

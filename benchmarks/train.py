@@ -1,0 +1,150 @@
+"""Training: our step against the peer's, alternating, in one process on the same sizes.
+
+    python benchmarks/train.py [--json FILE]
+
+The paper's model: 3 layers, 128 wide, 8 heads, windows of 10 steps, dropout 0.1. Our step draws
+its batch; the peer's is given one. The share of the machine is the floating-point operations that
+the step needs over those that a large matrix product would have done in the same time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import peer
+import timing
+import torch
+from data import make_arrays
+
+from rcdt_agent.config import Config, make_config
+from rcdt_agent.data import TrajectoryDataset, WindowSampler
+from rcdt_agent.learner import Learner
+from rcdt_agent.scaling import Scaling
+
+EPISODE, OBSERVATION, ACTION = 300, 7, 2
+COST_LIMIT = 20.0
+
+MEASURE_MEMORY = """
+import sys, h5py, torch
+sys.path.insert(0, sys.argv[2])
+from data import peak_bytes
+from train import make_learner
+from rcdt_agent.data import TrajectoryDataset
+torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)
+before = peak_bytes()
+learner = make_learner(TrajectoryDataset.from_hdf5(sys.argv[1]), "cdt", batch_size=2048)
+ready = peak_bytes() - before
+learner.step()
+weights = sum(p.numel() * 4 for p in learner.policy.parameters())
+print(ready, peak_bytes() - before, weights)
+"""
+
+
+def make_learner(data: TrajectoryDataset, variant: str, **settings: Any) -> Learner:
+    """A learner whose critics act from the first step on."""
+    config = make_config("paper", variant, **{"critic_start": 0.0, **settings})
+    scaling = Scaling.fit(data, config, cost_limit=COST_LIMIT)
+    return Learner(data, config, scaling, episode_length=EPISODE, cost_limit=COST_LIMIT)
+
+
+def peer_step(data: TrajectoryDataset, batch_size: int) -> Any:
+    trainer = peer.make_cdt(OBSERVATION, ACTION, episode_length=EPISODE)
+    batch = WindowSampler(data, context_length=10, batch_size=batch_size).sample()
+    arguments = (
+        batch.obs, batch.actions, batch.rtg * 0.1, batch.ctg, batch.timesteps, batch.mask.float(),
+        torch.zeros(batch_size), batch.costs,
+    )  # fmt: skip
+    return lambda: trainer.train_one_step(*arguments)
+
+
+def needed_flops(config: Config, observation_size: int, action_size: int) -> float:
+    """Floating-point operations of one policy update, nothing counted that nobody reads.
+
+    Twice the multiplications of a forward pass, times three for the backward pass. The last block
+    answers at the states alone; attention looks at earlier tokens only.
+    """
+    width, steps = config.embedding_size, config.context_length
+    per_step = 4 if config.cost_token else 3
+    tokens = steps * per_step
+    looked_at = tokens * (tokens + 1) / 2  # pairs of tokens
+    whole = 12 * width**2 * tokens + 2 * width * looked_at
+    last = (2 * tokens + 10 * steps) * width**2 + 2 * width * looked_at / per_step
+    ends = (2 + observation_size + action_size + 2 * action_size) * width * steps
+    forward = 2 * (whole * (config.n_layers - 1) + last + ends)
+    return 3 * forward * config.batch_size
+
+
+def measure_memory(transitions: int) -> dict[str, float]:
+    """Peak memory of training on a large file, over that of the file's arrays and the model."""
+    arrays = make_arrays(transitions, EPISODE, OBSERVATION, ACTION)
+    n_bytes = sum(values.nbytes for values in arrays.values())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "data.hdf5"
+        TrajectoryDataset.from_arrays(**arrays).to_hdf5(path)
+        here = str(Path(__file__).resolve().parent)
+        result = subprocess.run(
+            [sys.executable, "-c", MEASURE_MEMORY, str(path), here],
+            check=True, capture_output=True, text=True,
+        )  # fmt: skip
+    ready, peak, weights = map(int, result.stdout.split())
+    return {
+        "arrays_mb": n_bytes / 1e6,
+        "model_mb": weights / 1e6,
+        "ready_ratio": ready / (n_bytes + weights),
+        "peak_ratio": peak / (n_bytes + weights),
+        "peak_mb": peak / 1e6,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--batches", type=int, nargs="+", default=[256, 2048])
+    parser.add_argument("--transitions", type=int, default=1_000_000, help="of the memory test")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    arrays = make_arrays(100_000, EPISODE, OBSERVATION, ACTION)
+    data = TrajectoryDataset.from_arrays(**arrays)
+    timing.heading("Training step, 3 layers, 128 wide, 8 heads, K 10, dropout 0.1")
+    rows, shares = [], []
+    for size in options.batches:
+        theirs = peer_step(data, size)
+        rounds = max(2, options.rounds * 256 // size)
+        for variant, wanted in (("cdt", 2.5 if size < 2048 else 4.0), ("rcdt", 1.0)):
+            learner = make_learner(data, variant, batch_size=size)
+            peaks = [timing.matmul_peak()]
+            name = f"{variant} against the peer's cdt, batch {size}"
+            entry = timing.compare(name, learner.step, theirs, rounds=rounds, wanted=wanted)
+            rows.append(entry)
+            if variant == "cdt":
+                peaks.append(timing.matmul_peak())
+                flops = needed_flops(learner.config, OBSERVATION, ACTION)
+                share = flops / (entry["ours_ms"] / 1e3) / statistics.median(peaks)
+                shares.append({"batch": size, "share": share, "peak_gflops": max(peaks) / 1e9})
+    for entry in shares:
+        print(
+            f"batch {entry['batch']}: {entry['share']:.0%} of the {entry['peak_gflops']:.0f} "
+            f"GFLOP/s of a large matrix product (wanted 60 %)"
+        )
+    memory = measure_memory(options.transitions)
+    print(
+        f"memory, {options.transitions} transitions ({memory['arrays_mb']:.0f} MB) and model "
+        f"({memory['model_mb']:.0f} MB): {memory['ready_ratio']:.2f} times that ready to train, "
+        f"{memory['peak_ratio']:.2f} times ({memory['peak_mb']:.0f} MB) at the peak of a step "
+        f"(wanted 1.5)"
+    )
+    if options.json:
+        found = {"rows": rows, "shares": shares, "memory": memory}
+        options.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    main()
