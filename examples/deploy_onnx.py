@@ -40,11 +40,26 @@ class OnnxAgent:
         names = ["observations", "actions", "returns_to_go", "costs_to_go", "timesteps"]
         columns = [np.array(column, np.float32)[None] for column in zip(*padded, strict=True)]
         columns[-1] = columns[-1].astype(np.int64)
-        if self.facts["ctg_floor"] is not None:  # then the whole window is asked for more
-            columns[3] += max(self.facts["ctg_floor"] - self.cost_to_go, 0)
+        return_to_go, cost_to_go = self.aim()
+        columns[2] += return_to_go - self.return_to_go  # the whole window follows
+        columns[3] += cost_to_go - self.cost_to_go
         (actions,) = self.session.run(["action"], dict(zip(names, columns, strict=True)))
         step[1] = actions[0, last]
         return step[1].reshape(self.facts["action_shape"])
+
+    def aim(self) -> tuple[float, float]:
+        """What to ask for now: no less cost than the floor, no more return than the data show."""
+        rules = self.facts["steering"]
+        left, exhausted = self.cost_to_go, self.cost_to_go <= 0
+        if rules["exhausted_mode"]:
+            left = max(left, rules["ctg_floor"] or 0.0, 0.0)
+        elif rules["ctg_floor"] is not None:
+            left = max(left, rules["ctg_floor"])
+        if not (rules["replan"] or (rules["exhausted_mode"] and exhausted)):
+            return self.return_to_go, left
+        table = rules["return_to_go"]
+        by_step = [np.interp(left, table["costs"], row) for row in table["returns"]]
+        return min(self.return_to_go, np.interp(self.t, table["steps"], by_step)), left
 
     def observe(self, reward: float, cost: float) -> None:
         """Tell it what the action earned and cost; forget it, and the tokens stand still."""

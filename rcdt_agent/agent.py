@@ -489,8 +489,8 @@ class RCDT(StableBaselinesFace):
         """Write the policy as an ONNX file for deployment without torch; see `rcdt_agent.export`.
 
         Raises:
-            InvalidArgumentError: The agent is untrained, steered by more than the budget (shield,
-                replanning, calibration), or the extra `onnx` is not installed.
+            InvalidArgumentError: The agent is untrained, has a shield or a calibration (which the
+                file would lack), or the extra `onnx` is not installed.
             CheckpointError: The file cannot be written.
         """
         from rcdt_agent.export import export_onnx

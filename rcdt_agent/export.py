@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent.checkpoint import versions
-from rcdt_agent.config import DEPLOYMENT
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.files import whole_file
 from rcdt_agent.networks.transformer import PolicyTransformer
@@ -94,14 +93,19 @@ def export_onnx(agent: RCDT, path: str | Path) -> None:
     agent._require_policy()
     assert agent.policy is not None
     assert agent.scaling is not None
-    outside = [name for name in DEPLOYMENT if name != "ctg_floor" and getattr(agent.config, name)]
-    if agent.calibration is not None:
-        outside.append("calibration")
-    if outside:
-        raise InvalidArgumentError(
-            f"The file would act otherwise than `predict`: {outside} cannot be exported. Switch "
-            f"them off first, with `set_deployment` or `agent.calibration = None`."
-        )
+    for name, used, remedy in (
+        (
+            "shield_candidates",
+            agent.config.shield_candidates,
+            "set_deployment(shield_candidates=0)",
+        ),
+        ("calibration", agent.calibration is not None, "calibration = None"),
+    ):
+        if used:
+            raise InvalidArgumentError(
+                f"`{name}` cannot be exported: the file would act otherwise than `predict`. "
+                f"Switch it off first: `agent.{remedy}`."
+            )
     module = WindowPolicy(agent.policy, agent.scaling).eval()
     length = agent.config.context_length
     size_o, size_a = len(agent.scaling.obs_mean), len(agent.scaling.action_low)
@@ -128,6 +132,8 @@ def export_onnx(agent: RCDT, path: str | Path) -> None:
     model = program.model_proto
     for node in model.graph.node:  # where the exporter notes source lines of this machine
         del node.metadata_props[:]
+    # An operation on Python's own numbers would fix the batch, without a word.
+    assert all(i.type.tensor_type.shape.dim[0].dim_param for i in model.graph.input)
     onnx.helper.set_model_props(model, {METADATA_KEY: json.dumps(_metadata(agent))})
     onnx.checker.check_model(model)
     with whole_file(Path(path), CheckpointError) as partial:
@@ -149,7 +155,13 @@ def _metadata(agent: RCDT) -> dict[str, Any]:
         "action_high": list(agent.scaling.action_high),
         "cost_budget": agent.cost_budget,
         "target_return": agent.target_return,
-        "ctg_floor": agent.config.ctg_floor,
+        # The rules of `rcdt_agent.deploy.steering`.
+        "steering": {
+            "ctg_floor": agent.config.ctg_floor,
+            "replan": agent.config.replan,
+            "exhausted_mode": agent.config.exhausted_mode,
+            "return_to_go": agent.targets.to_go.to_dict() if agent.targets.to_go else None,
+        },
         # What `target_return="auto"` asks for at these budgets; interpolate between them.
         "target_returns": {
             "cost_budgets": budgets.tolist(),

@@ -130,7 +130,10 @@ def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
     space = gym.spaces.Box(np.float32(-3.0), np.float32(5.0), (1,), dtype=np.float32)
     wide = replace(drivers, actions=drivers.actions * 4 + 1)
     settings = {**QUICK, "total_steps": 3, "n_layers": 1}
-    for name, extra in (("dt", {"variant": "dt"}), ("floor", {"ctg_floor": 0.0})):
+    for name, extra in (
+        ("dt", {"variant": "dt", "replan": False, "exhausted_mode": False}),
+        ("floor", {"ctg_floor": 0.5, "replan": False, "exhausted_mode": True}),
+    ):
         agent = RCDT(**settings, **extra)
         agent.action_space = space
         agent.learn(wide)
@@ -150,7 +153,7 @@ def test_an_untrained_agent_cannot_be_exported(tmp_path):
 
 
 def test_what_acts_beside_the_policy_is_not_left_out_silently(agent, tmp_path):
-    agent.config = replace(agent.config, exhausted_mode=True)
-    with pytest.raises(InvalidArgumentError, match=r"\['exhausted_mode'\] cannot be exported"):
+    agent.set_deployment(shield_candidates=4)
+    with pytest.raises(InvalidArgumentError, match="`shield_candidates` cannot be exported"):
         agent.export_onnx(tmp_path / "x.onnx")
     assert not list(tmp_path.iterdir())

@@ -98,7 +98,7 @@ def test_installed_away_from_the_repository(built, tmp_path):
     assert Path(where.strip()) == site / "rcdt_agent" / "__init__.py"
     rcdt = tmp_path / "venv" / "bin" / "rcdt"
     assert "numpy" in run(rcdt, "doctor", cwd=tmp_path, env=environ)
-    assert "OfflineHopperVelocity-v1" in run(rcdt, "tasks", cwd=tmp_path, env=environ)
+    assert "OfflineHopperVelocityGymnasium-v1" in run(rcdt, "tasks", cwd=tmp_path, env=environ)
     # The README's first page, with fewer steps.
     code = next(block for block in python_blocks("README.md") if "record_drivers" in block)
     assert "1_000" in code
