@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INPUTS := pyproject.toml rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
-EXTRAS := dev,docs,minari,tune,tensorboard
+EXTRAS := dev,docs,minari,tune,tensorboard,onnx
 PIP := -m pip --disable-pip-version-check install --quiet
 
 LATEST := .venv-latest
@@ -53,7 +53,7 @@ test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymn
 $(LATEST_STAMP): $(INPUTS) constraints-latest.txt
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt torch
-	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt -e '.[dev,minari,tensorboard]'
+	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt -e '.[dev,minari,tensorboard,onnx]'
 	$(LATEST)/bin/rcdt install-simulators bullet metadrive --constraints constraints-latest.txt
 	touch $@
 

@@ -17,7 +17,9 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
 from rcdt_agent.checkpoint import (
+    contents_of,
     flatten_state,
+    load_module,
     read_checkpoint,
     space_from_dict,
     space_to_dict,
@@ -483,6 +485,18 @@ class RCDT(StableBaselinesFace):
         }
         write_checkpoint(to_path(path), type(self).__name__, meta, tensors)
 
+    def export_onnx(self, path: str | Path) -> None:
+        """Write the policy as an ONNX file for deployment without torch; see `rcdt_agent.export`.
+
+        Raises:
+            InvalidArgumentError: The agent is untrained, has a shield or a calibration (which the
+                file would lack), or the extra `onnx` is not installed.
+            CheckpointError: The file cannot be written.
+        """
+        from rcdt_agent.export import export_onnx
+
+        export_onnx(self, path)
+
     @classmethod
     def load(
         cls,
@@ -500,7 +514,7 @@ class RCDT(StableBaselinesFace):
             DatasetError: `env` has other spaces than the agent.
         """
         meta, tensors = read_checkpoint(to_path(path), cls.__name__)
-        try:
+        with contents_of(path):
             config = Config.from_dict(meta["config"])
             agent = cls(
                 config=config,
@@ -522,17 +536,20 @@ class RCDT(StableBaselinesFace):
             agent._fingerprint = meta["fingerprint"]
             agent._published_data = bool(meta["published_data"])
             agent._asked = (meta["asked"][0], meta["asked"][1])
-            agent._cost_budget = meta["cost_budget"]
+            agent._cost_budget = float(meta["cost_budget"])
+            for name in ("episode_length", "cost_limit", "num_timesteps", "cost_budget"):
+                if not meta[name] >= 0:
+                    raise CheckpointError(f"`{name}` must be >= 0, got {meta[name]}")
             state = unflatten_state(tensors, meta["structure"])
-            agent.policy = agent._make_policy()
-            agent.policy.load_state_dict(state["policy"])
+            if config.n_layers > len(state["policy"]):
+                raise CheckpointError(f"{config.n_layers} layers, but few weights")
+            agent.policy = load_module(agent._make_policy, state["policy"]).to(agent.device)
             agent._pending = state["training"]
             agent._rng = state["rng"]
-        except CheckpointError:
-            raise
-        except (KeyError, TypeError, ValueError, RuntimeError, IndexError) as error:
-            raise CheckpointError(f"{path}: its contents do not fit together ({error}).") from error
-        agent._target_return = agent.resolve_target(agent.cost_budget, agent._asked[1])
+            if agent._rng is not None:
+                torch.Generator().set_state(agent._rng)  # raises if it is none
+            agent._target_return = agent.resolve_target(agent.cost_budget, agent._asked[1])
+            agent._try_once()
         if env is not None:
             agent.set_env(env)
         return agent
@@ -606,7 +623,7 @@ class RCDT(StableBaselinesFace):
                 self._fingerprint = self.dataset.fingerprint
             self.config = replace(self.config, total_steps=goal)
             with torch.random.fork_rng():
-                self.learner = Learner(
+                learner = Learner(
                     self.dataset,
                     self.config,
                     self.scaling,
@@ -618,21 +635,30 @@ class RCDT(StableBaselinesFace):
                 if self._rng is None:
                     self._rng = torch.get_rng_state()
             if self._pending is not None:
-                self.learner.load_state(self._pending)
+                with contents_of("The checkpoint's training state"):
+                    learner.load_state(self._pending)
                 self._pending = None
-            self.policy = self.learner.policy
-        self.learner.total_steps = goal
+            self.learner = learner
+            self.policy = learner.policy
         return self.learner
 
     def _make_policy(self) -> PolicyTransformer:
         assert self.scaling is not None
         sizes = len(self.scaling.obs_mean), len(self.scaling.action_low)
-        return make_policy(*sizes, self.config, self.episode_length).to(self.device)
+        return make_policy(*sizes, self.config, self.episode_length)
 
     def _modules(self) -> dict[str, nn.Module]:
         self._require_policy()
         assert self.policy is not None
         return self.learner.modules() if self.learner else {"policy": self.policy}
+
+    def _try_once(self) -> None:
+        """Act once, so that what does not fit shows when loading and not on the robot."""
+        if self.observation_space is None or self.action_space is None:
+            raise CheckpointError("it has no spaces")
+        action, _ = self.predict(np.zeros(self.observation_space.shape or ()))
+        if not np.isfinite(action).all() or action.shape != self.action_space.shape:
+            raise CheckpointError(f"an action of it is {action}")
 
     def _require_policy(self) -> None:
         if self.policy is None:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import gymnasium as gym
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from rcdt_agent.errors import CheckpointError, TrainingError
 from rcdt_agent.files import whole_file
@@ -27,7 +29,6 @@ from rcdt_agent.version import __version__
 FORMAT = "rcdt_agent"
 FORMAT_VERSION = 1
 META, TENSORS = "meta.json", "tensors.safetensors"
-_SIZE_LIMIT = 8 * 2**30  # a checkpoint is megabytes; a larger claim is a bomb
 
 
 def write_checkpoint(
@@ -71,14 +72,58 @@ def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any],
     try:
         with zipfile.ZipFile(source) as archive:
             _check_members(archive, name)
-            meta = json.loads(archive.read(META))
+            meta = json.loads(
+                archive.read(META), parse_float=_finite_number, parse_constant=_finite_number
+            )
             _check_head(meta, kind, name)
             tensors = load_tensors(archive.read(TENSORS))
-    except (zipfile.BadZipFile, EOFError, OSError, SafetensorError, ValueError) as error:
-        if isinstance(error, CheckpointError):
-            raise
+    except CheckpointError:
+        raise
+    except Exception as error:  # the file may hold anything: whatever fails is its fault
         raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
+    bad = first_not_finite(tensors)
+    if bad is not None:
+        raise CheckpointError(f"{name}: damaged, its tensor `{bad}` is not finite.")
     return meta, tensors
+
+
+@contextmanager
+def contents_of(path: Any) -> Iterator[None]:
+    """Turn any failure to make something of a checkpoint's contents into our error.
+
+    Raises:
+        CheckpointError: Names the file and what went wrong.
+    """
+    try:
+        yield
+    except Exception as error:  # the contents may be anything: whatever fails is their fault
+        name = path if isinstance(path, str | Path) else "checkpoint"
+        raise CheckpointError(f"{name}: its contents do not fit together ({error}).") from error
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def load_module(make: Callable[[], Module], state: dict[str, Tensor]) -> Module:
+    """Make a network and give it the weights of a checkpoint.
+
+    The sizes a file asks for are compared with the weights it really holds before any memory is
+    taken.
+
+    Raises:
+        CheckpointError: Names the first difference.
+    """
+    with torch.device("meta"):
+        wanted = {name: tuple(value.shape) for name, value in make().state_dict().items()}
+    held = {name: tuple(value.shape) for name, value in state.items()}
+    for name in sorted(wanted.keys() | held.keys()):
+        if wanted.get(name) != held.get(name):
+            raise CheckpointError(
+                f"`{name}` must have shape {wanted.get(name)}, got {held.get(name)}"
+            )
+    module = make()
+    module.load_state_dict(state)
+    return module
 
 
 def first_not_finite(tensors: dict[str, Tensor]) -> str | None:
@@ -153,6 +198,8 @@ def space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
         for key, fill in (("low", -np.inf), ("high", np.inf))
     )
     dtype: Any = np.dtype(values["dtype"])
+    if dtype.kind not in "iuf":
+        raise CheckpointError(f"`dtype` of a space must be a number's, got {dtype}")
     return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
 
 
@@ -183,8 +230,16 @@ def _check_members(archive: zipfile.ZipFile, name: str) -> None:
             f"{name}: not an rcdt_agent checkpoint, {reason}; nothing was loaded. Checkpoints hold "
             f"{expected} only, never pickled code."
         )
-    if any(info.file_size > _SIZE_LIMIT for info in archive.infolist()):
-        raise CheckpointError(f"{name}: claims more than {_SIZE_LIMIT} bytes; nothing was loaded.")
+    # Stored as they are, members cannot be larger than the file: no small file fills the memory.
+    if any(info.compress_type != zipfile.ZIP_STORED for info in archive.infolist()):
+        raise CheckpointError(f"{name}: compressed; checkpoints are not. Nothing was loaded.")
+
+
+def _finite_number(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{META} holds {text[:20]}, which is not finite")
+    return value
 
 
 def _check_head(meta: Any, kind: str, name: str) -> None:
@@ -192,7 +247,8 @@ def _check_head(meta: Any, kind: str, name: str) -> None:
         raise CheckpointError(f"{name}: not an rcdt_agent checkpoint.")
     version = meta.get("format_version")
     if not isinstance(version, int) or version > FORMAT_VERSION:
-        writer = meta.get("versions", {}).get("rcdt_agent", "?")
+        written_by = meta.get("versions")
+        writer = written_by.get("rcdt_agent") if isinstance(written_by, dict) else "?"
         raise CheckpointError(
             f"{name}: written in format {version} by rcdt_agent {writer}; this version reads up to "
             f"format {FORMAT_VERSION}. Update rcdt_agent to load it."

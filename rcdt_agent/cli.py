@@ -14,6 +14,7 @@ from rich.table import Table
 
 from rcdt_agent.cli_benchmark import benchmark, tune
 from rcdt_agent.cli_collect import collect
+from rcdt_agent.cli_export import convert, export
 from rcdt_agent.config import PRESETS, Config, make_config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
 from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
@@ -304,6 +305,8 @@ def train(
 app.command(collect)
 app.command(benchmark)
 app.command(tune)
+app.command(convert)
+app.command(export)
 
 
 def _say(text: str) -> None:

@@ -41,8 +41,10 @@ def collect(
     Args:
         task: A DSRL task, in any spelling.
         output: HDF5 file to write; <output>.json beside it says how it was made.
-        steps: Environment steps to record.
-        behaviour: By default scripted for Ball and Car, idm for MetaDrive, ppo otherwise.
+        steps: Environment steps to record; ppo divides them among the penalties, and needs the
+            default or more before costs and returns spread.
+        behaviour: By default scripted for Bullet's Ball and Car and for Safety-Gymnasium's Circle
+            and Goal tasks, idm for MetaDrive, ppo otherwise.
         penalties: Reward taken off for each unit of cost; ppo trains once with each.
         n_envs: Environments in parallel.
         seed: The same seed gives the same dataset.

@@ -248,9 +248,11 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_layers": 2,
         "n_heads": 4,
         "embedding_size": 64,
-        "batch_size": 64,
-        "total_steps": 5_000,
+        "context_length": 2,
+        "batch_size": 320,
+        "total_steps": 4_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 200,
@@ -265,6 +267,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "batch_size": 128,
         "total_steps": 2_000,
         "learning_rate": 1e-3,
+        "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
         "critic_width": 64,
         "warmup_steps": 100,
@@ -287,7 +290,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "wcdt": {"q_guidance": False},
     "qcdt": {"weighting": "none"},
     "rcdt": {},
-    "rcdt-plus": {"relabel_fraction": 0.5, "replan": True, "exhausted_mode": True},
+    "rcdt-plus": {
+        "relabel_fraction": 0.5,
+        "sampling": "transition",
+        "eta": 0.1,
+        "replan": True,
+        "exhausted_mode": True,
+    },
 }
 """The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
 `rcdt-plus`: RCDT with the departures that measurements recommend."""

@@ -23,7 +23,7 @@ from rcdt_agent.tasks.speed_limit import ENV_ID, optimal_return, record_drivers
 
 BALL_CIRCLE = Path(__file__).parent / "demo_data" / "OfflineBallCircle-v0-demo.hdf5"
 SPEED_BUDGETS = (2.0, 5.0, 10.0, 20.0, 40.0)
-SPEED_STEPS, BALL_STEPS = 1_500, 2_200
+SPEED_STEPS, BALL_STEPS = 1_500, 2_400
 
 
 def train_speed_limit(folder: Path, total_steps: int = SPEED_STEPS) -> BudgetReport:
@@ -86,9 +86,9 @@ def main(folder: Path = Path("demo")) -> None:
     console.print(
         f"\nWritten to {folder}/ in {time.perf_counter() - started:.0f} s: the agents (.zip), the "
         f"reports (.json), the pictures (.png).\n\nTry next:\n"
-        f"  .venv/bin/rcdt evaluate {folder}/ball_circle.zip --env BallCircle --budgets 5 15 60\n"
-        f"  .venv/bin/rcdt inspect {BALL_CIRCLE}\n"
-        f"  .venv/bin/rcdt train SpeedLimit --preset tiny --variant cdt"
+        f"  .venv/bin/rcdt evaluate {folder}/ball_circle.zip --budgets 5 15 60\n"
+        f"  .venv/bin/rcdt calibrate {folder}/ball_circle.zip\n"
+        f"  .venv/bin/rcdt train {BALL_CIRCLE} --variant cdt"
     )
 
 

@@ -43,6 +43,22 @@ class Scaling:
     ctg_scale: float
     ctg_shape: TokenShape = "linear"
 
+    def __post_init__(self) -> None:
+        """Refuse scales that would make a token, an observation or an action meaningless."""
+        with np.errstate(over="ignore"):  # beyond float32 is infinite, and refused as such
+            mean, std = _floats(self.obs_mean), _floats(self.obs_std)
+            low, high = _floats(self.action_low), _floats(self.action_high)
+            units = _floats((self.rtg_scale, self.ctg_scale))
+        for name, values, holds, rule in (
+            ("obs_mean", mean, mean.ndim == 1 and mean.size > 0, "a row of numbers"),
+            ("obs_std", std, std.shape == mean.shape and (std > 0).all(), "> 0, one a dimension"),
+            ("action_low", low, low.ndim == 1 and low.size > 0, "a row of numbers"),
+            ("action_high", high, high.shape == low.shape and (high > low).all(), "> action_low"),
+            ("rtg_scale and ctg_scale", units, (units > 0).all(), "> 0"),
+        ):
+            if not (holds and np.isfinite(values).all()):
+                raise InvalidArgumentError(f"`{name}` must be finite and {rule}, got {values}.")
+
     @classmethod
     def fit(
         cls,

@@ -118,6 +118,13 @@ def test_switches_change_only_what_they_may():
         parse_method(f"rcdt+{name}")
 
 
+def test_every_switch_is_documented():
+    page = (Path(__file__).parents[1] / "docs" / "benchmark.md").read_text()
+    for name, switch in SWITCHES.items():
+        when = "training" if switch.config else "deployment"
+        assert f"| `{name}` | {when} |" in page
+
+
 # -------------------------------------------------------------------- running
 
 
@@ -385,7 +392,7 @@ def test_critic_error_of_a_constant_critic(drivers):
         for parameter in agent.learner.cost_critic.parameters():
             parameter.zero_()
         agent.learner.cost_critic.layers[-1].bias.fill_(2.0)
-    constant = 2.0 * agent.learner.cost_critic.scale
+    constant = 2.0 * float(agent.learner.cost_critic.scale)
     truth = []
     for i in range(4):
         costs = part.step_costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)

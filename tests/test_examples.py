@@ -81,6 +81,7 @@ def test_callbacks_evaluate_and_stop(tmp_path, capsys):
 
 
 def test_tune_prefers_what_scores_better():
+    pytest.importorskip("optuna", reason="the extra `tune` is not installed")
     study = load("tune").main(total_steps=4, n_trials=2, n_episodes=1)
     scores = [trial.value for trial in study.trials]
     assert len(scores) == 2 and study.best_value == max(scores)

@@ -1,10 +1,9 @@
-"""Files: round trips, DSRL's own reader, Minari, and damaged input."""
+"""Files: round trips, DSRL's own reader, and damaged input."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from itertools import pairwise
 
 import h5py
 import numpy as np
@@ -124,35 +123,3 @@ def test_files_that_are_none(tmp_path, arrays):
     cut.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DatasetError, match=f"{cut}"):
         TrajectoryDataset.from_hdf5(cut)
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning:minari")  # it would like more metadata
-def test_minari(arrays, tmp_path, monkeypatch):
-    """A dataset written by Minari itself, cost in the infos (whose first entry is reset's)."""
-    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
-    import minari
-    from gymnasium.spaces import Box
-
-    expected = TrajectoryDataset.from_arrays(**arrays)
-    buffers = []
-    for m, (start, end) in enumerate(pairwise(expected.offsets)):
-        rows = slice(start, end)
-        final = expected.final_observations[m : m + 1]
-        buffers.append(
-            minari.data_collector.EpisodeBuffer(
-                observations=list(np.concatenate((expected.observations[rows], final))),
-                actions=list(expected.actions[rows]),
-                rewards=list(expected.step_rewards[rows]),
-                terminations=list(arrays["terminals"][rows]),
-                truncations=list(arrays["timeouts"][rows]),
-                infos={"cost": [0.0, *expected.step_costs[rows]]},
-            )
-        )
-    minari.create_dataset_from_buffers(
-        "mine/test-v0", buffers, observation_space=Box(-9, 9, (3,)), action_space=Box(-1, 1, (2,)),
-        algorithm_name="random", author="us", author_email="us@us.invalid",
-        code_permalink="https://none.invalid", description="test", eval_env=None,
-    )  # fmt: skip
-    data = TrajectoryDataset.from_minari("mine/test-v0")
-    assert_same(data, expected)
-    assert data.name == "mine/test-v0"

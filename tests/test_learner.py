@@ -371,7 +371,7 @@ def test_every_variant_trains(dataset, variant):
 
 
 def test_warm_up(dataset):
-    learner = make_learner(dataset, warmup_steps=3, learning_rate=1.0)
+    learner = make_learner(dataset, warmup_steps=3, learning_rate=1.0, final_learning_rate=1.0)
     rates = []
     for _ in range(5):
         learner.step()

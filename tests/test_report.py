@@ -100,7 +100,7 @@ def test_all_parts_are_there(run):
     assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
     changed, same, versions = page.tables[1:]
     assert ["batch_size", "16", "2048"] in changed
-    assert ["eta", "0.3"] in same
+    assert ["kappa", "10.0"] in same
     assert {row[0] for row in versions[1:]} == {"rcdt_agent", "torch", "numpy", "gymnasium"}
     for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
         assert words in text  # the pictures' letters are text, which can be searched and read out

@@ -15,6 +15,7 @@ import pytest
 
 from rcdt_agent import RCDT, evaluate_budgets, make_config
 from rcdt_agent.benchmark.cells import SEEDS_APART
+from rcdt_agent.cli import _with_train
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.runs import SPEED_LIMIT_BUDGETS
 from rcdt_agent.tasks.speed_limit import ENV_ID
@@ -130,11 +131,8 @@ def test_killed_and_started_again(file, tmp_path):
     assert f"Train it: {best['command']}" in result.stdout
     words = shlex.split(best["command"])
     run = tmp_path / "run"
-    done = subprocess.run(
-        [*command[:3], *words[1:], "--output", str(run), "--no-evaluate"],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
+    words = [*words[1:], "--output", str(run), "--no-evaluate"]
+    assert _with_train(words).cli(prog="rcdt", args=words) == 0
     config = RCDT.load(run / "agent.zip").config
     expected = make_config(
         "tiny", "rcdt", gamma=0.05, replan=True, total_steps=40, **best["settings"]

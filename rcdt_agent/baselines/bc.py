@@ -13,7 +13,14 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from rcdt_agent.checkpoint import read_checkpoint, to_path, versions, write_checkpoint
+from rcdt_agent.checkpoint import (
+    contents_of,
+    load_module,
+    read_checkpoint,
+    to_path,
+    versions,
+    write_checkpoint,
+)
 from rcdt_agent.config import make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
@@ -88,7 +95,7 @@ class BC:
         generator = torch.Generator().manual_seed(int(self.settings["seed"]))
         with torch.random.fork_rng():
             torch.manual_seed(int(self.settings["seed"]))
-            self.network = self._make_network(obs.shape[1], actions.shape[1])
+            self.network = self._make_network(obs.shape[1], actions.shape[1]).to(self.device)
         optimizer = torch.optim.Adam(self.network.parameters(), lr=self.settings["learning_rate"])
         size = int(self.settings["batch_size"])
         total = torch.zeros((), device=self.device)
@@ -137,15 +144,18 @@ class BC:
     def load(cls, path: Any, device: str = "cpu") -> BC:
         """Read a policy; nothing in the file is executed."""
         meta, tensors = read_checkpoint(to_path(path), cls.__name__)
-        try:
+        with contents_of(path):
             policy = cls(device=device, **meta["settings"])
+            if int(policy.settings["n_layers"]) > len(tensors):
+                raise CheckpointError(f"{policy.settings['n_layers']} layers, but few weights")
             policy.scaling = Scaling.from_dict(meta["scaling"])
             sizes = len(policy.scaling.obs_mean), len(policy.scaling.action_low)
-            policy.network = policy._make_network(*sizes)
-            policy.network.load_state_dict(tensors)
+            policy.network = load_module(lambda: policy._make_network(*sizes), tensors)
+            policy.network.to(policy.device)
             policy.num_timesteps = int(meta["num_timesteps"])
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path}: its contents do not fit together ({error}).") from error
+            action, _ = policy.predict(np.zeros(sizes[0]))
+            if not np.isfinite(action).all():
+                raise CheckpointError(f"an action of it is {action}")
         return policy
 
     def _make_network(self, size_o: int, size_a: int) -> nn.Sequential:
@@ -155,7 +165,7 @@ class BC:
         for _ in range(int(self.settings["n_layers"]) - 1):
             layers += [nn.Linear(size, width), nn.ReLU()]
             size = width
-        return nn.Sequential(*layers, nn.Linear(size, size_a), nn.Tanh()).to(self.device)
+        return nn.Sequential(*layers, nn.Linear(size, size_a), nn.Tanh())
 
 
 class BCSafe(BC):

@@ -47,7 +47,7 @@ class Switch:
 
 
 def _calibrate(agent: RCDT, env: EnvSource, budgets: Sequence[float]) -> None:
-    agent.calibrate(env, budgets)
+    agent.calibrate(env, budgets, n_episodes=10, n_tokens=7)
 
 
 SWITCHES: dict[str, Switch] = {
@@ -59,6 +59,10 @@ SWITCHES: dict[str, Switch] = {
     "relabel": Switch(
         about="half of the windows with a random slack in the cost token, so that it means at most",
         config={"relabel_fraction": 0.5},
+    ),
+    "transition": Switch(
+        about="windows drawn uniformly over all steps instead of over trajectories",
+        config={"sampling": "transition"},
     ),
     "replan": Switch(
         about="never asks for more than the data show with what is left of the budget",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import multiprocessing.connection
 import shlex
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -304,6 +305,7 @@ def _start_worker() -> tuple[Any, Any]:
 def _worker(pipe: Any) -> None:
     """Work off cells as they come, on one thread, until None; answer None after each."""
     die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to answer
     torch.set_num_threads(1)
     while (cell := pipe.recv()) is not None:
         work(cell, lambda what, error: pipe.send((what, error)))

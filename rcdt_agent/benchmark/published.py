@@ -36,7 +36,7 @@ class PublishedScore:
 
 @cache
 def published_scores() -> tuple[PublishedScore, ...]:
-    """Every number of the paper's Tables 2, 4, 5 and 6 (in order of appearance)."""
+    """The paper's main table, its ablation, and its two tables on degraded data."""
     text = (files("rcdt_agent.benchmark") / "published.json").read_text()
     return tuple(PublishedScore(**entry) for entry in json.loads(text))
 

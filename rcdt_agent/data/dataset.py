@@ -137,6 +137,12 @@ class TrajectoryDataset:
 
         write_hdf5(self, Path(path))
 
+    def to_minari(self, dataset_id: str, **kwargs: Any) -> Any:
+        """Write a new local Minari dataset, cost in the infos; arguments as `write_minari`."""
+        from rcdt_agent.data.minari import write_minari
+
+        return write_minari(self, dataset_id, **kwargs)
+
     @classmethod
     def _build(
         cls,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,28 +16,41 @@ from rcdt_agent.files import whole_file
 
 FLOAT_KEYS = ("observations", "actions", "rewards", "costs")
 FLAG_KEYS = ("terminals", "timeouts")
+_MOST_PER_BYTE = 1100  # deflate makes a byte of at most 1032
+_ALWAYS_ALLOWED = 64 * 2**20  # never written, hence zeros: harmless at this size
 
 
 def read_hdf5(path: Path) -> TrajectoryDataset:
-    """Read a file straight into float32 arrays; `next_observations` is never held as a whole."""
+    """Read a file straight into float32 arrays; `next_observations` is never held as a whole.
+
+    Raises:
+        DatasetError: Whatever is wrong with the file. Nothing outside of it is ever read.
+    """
     if not path.is_file():
         raise DatasetError(f"{path}: there is no such file.")
     try:
         file = h5py.File(path, "r")
-    except OSError as error:
+    except Exception as error:
         raise DatasetError(f"{path}: not an HDF5 file, or cut short ({error}).") from error
-    with file:
-        try:
-            arrays = {key: _read_floats(_dataset(file, key, path), key, path) for key in FLOAT_KEYS}
-            flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
-            following = (
-                _dataset(file, "next_observations", path) if "next_observations" in file else None
-            )
+    try:
+        with file:
+            keys = [*FLOAT_KEYS, *FLAG_KEYS]
+            if "next_observations" in file:
+                keys.append("next_observations")
+            items = {key: _dataset(file, key, path) for key in keys}
+            arrays = {key: _read_floats(items[key], key) for key in FLOAT_KEYS}
+            flags = {key: _read_flags(items[key], key, path) for key in FLAG_KEYS}
             return TrajectoryDataset._build(
-                arrays, flags["terminals"], flags["timeouts"], following, str(path)
+                arrays,
+                flags["terminals"],
+                flags["timeouts"],
+                items.get("next_observations"),
+                str(path),
             )
-        except OSError as error:
-            raise DatasetError(f"{path}: damaged, a block cannot be read ({error}).") from error
+    except (DatasetError, Warning):
+        raise
+    except Exception as error:  # the file may hold anything: whatever fails is its fault
+        raise DatasetError(f"{path}: damaged, a block cannot be read ({error}).") from error
 
 
 def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
@@ -70,15 +84,28 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
 
 
 def _dataset(file: Any, key: str, path: Path) -> Any:
-    item = file.get(key)
+    """A dataset of numbers that lies in this file and is no larger than the file can tell."""
+    link = file.get(key, getlink=True)
+    item = None if isinstance(link, h5py.ExternalLink) else file.get(key)
+    if isinstance(link, h5py.ExternalLink) or (
+        isinstance(item, h5py.Dataset)
+        and (item.external or item.is_virtual or item.file.id != file.id)
+    ):
+        raise DatasetError(f"{path}: `{key}` lies in another file, which is not read.")
     if not isinstance(item, h5py.Dataset):
         raise DatasetError(f"{path}: key `{key}` is missing; found {sorted(file)}.")
     if item.dtype.kind not in "biuf":
         raise DatasetError(f"{path}: `{key}` must be numeric, got {item.dtype}.")
+    stored = item.id.get_storage_size()
+    for shape in (item.shape or (), item.chunks or ()):
+        if math.prod(shape) * item.dtype.itemsize > _MOST_PER_BYTE * stored + _ALWAYS_ALLOWED:
+            raise DatasetError(
+                f"{path}: `{key}` claims shape {shape}, but only {stored} bytes of it are there."
+            )
     return item
 
 
-def _read_floats(item: Any, key: str, path: Path) -> Floats:
+def _read_floats(item: Any, key: str) -> Floats:
     values: Floats = np.empty(item.shape, dtype=np.float32)
     if item.shape and 0 not in item.shape:
         item.read_direct(values)
@@ -88,7 +115,10 @@ def _read_floats(item: Any, key: str, path: Path) -> Floats:
 
 
 def _read_flags(item: Any, key: str, path: Path) -> Bools:
-    flags: Bools = np.asarray(item[()]) != 0
+    values = np.asarray(item[()])
+    if not np.isfinite(values).all():
+        raise DatasetError(f"{path}: `{key}` must be finite.")
+    flags: Bools = values != 0
     return flags[:, 0] if flags.ndim == 2 and flags.shape[1] == 1 else flags
 
 

@@ -1,9 +1,12 @@
-"""Reading Minari datasets whose infos hold the cost."""
+"""Reading and writing Minari datasets whose infos hold the cost."""
 
 from __future__ import annotations
 
+import warnings
+from contextlib import suppress
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from rcdt_agent.data.dataset import TrajectoryDataset
@@ -16,13 +19,11 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
     Minari's episodes hold one observation more than steps: what follows the last one is known.
     """
     if isinstance(dataset, str):
+        minari = _minari()
         try:
-            import minari
-        except ImportError as error:
-            raise DatasetError(
-                "Reading Minari datasets needs the extra: `pip install rcdt_agent[minari]`."
-            ) from error
-        dataset = minari.load_dataset(dataset)
+            dataset = minari.load_dataset(dataset)
+        except (FileNotFoundError, ValueError) as error:
+            raise DatasetError(f"{dataset}: no such Minari dataset ({error}).") from error
     name = str(dataset.spec.dataset_id)
     keys = (
         "observations", "next_observations", "actions", "rewards", "costs", "terminals", "timeouts",
@@ -58,3 +59,95 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
     return TrajectoryDataset.from_arrays(
         **{key: np.concatenate(parts) for key, parts in columns.items()}, name=name
     )
+
+
+def write_minari(
+    dataset: TrajectoryDataset,
+    dataset_id: str,
+    *,
+    observation_space: gym.Space[Any] | None = None,
+    action_space: gym.Space[Any] | None = None,
+    **metadata: Any,
+) -> Any:
+    """Write a new local Minari dataset; the cost of each step is in `infos["cost"]`.
+
+    Args:
+        dataset: Trajectories whose last observations are known: Minari's episodes hold them.
+        dataset_id: Such as `robot/pick-v0`.
+        observation_space: Default: an unbounded Box.
+        action_space: Default: a Box of [-1, 1].
+        **metadata: For `minari.create_dataset_from_buffers`: `env`, `author`, `description`, ...
+
+    Returns:
+        The `minari.MinariDataset`.
+
+    Raises:
+        DatasetError: A last observation is unknown, the id is malformed or taken, or the disk is
+            full; nothing is left behind.
+    """
+    minari = _minari()
+    unknown = int(np.sum(~dataset.final_known))
+    if unknown:
+        raise DatasetError(
+            f"{dataset.name}: the observation after the last step is not known for {unknown} of "
+            f"{len(dataset)} trajectories, and Minari's episodes hold it. Record "
+            f"`next_observations`."
+        )
+    spaces = {
+        "observation_space": observation_space
+        or gym.spaces.Box(-np.inf, np.inf, (dataset.observation_size,), np.float32),
+        "action_space": action_space
+        or gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), np.float32),
+    }
+    dataset.check_spaces(spaces["observation_space"], spaces["action_space"])
+    episodes = [
+        minari.data_collector.EpisodeBuffer(**_episode(dataset, m, **spaces))
+        for m in range(len(dataset))
+    ]
+    with warnings.catch_warnings():
+        # It would like an author, a permalink, ...: the caller's choice.
+        warnings.filterwarnings("ignore", category=UserWarning)
+        try:
+            if dataset_id in minari.list_local_datasets():
+                raise DatasetError(f"{dataset_id}: this Minari dataset exists already.")
+            return minari.create_dataset_from_buffers(dataset_id, episodes, **spaces, **metadata)
+        except (OSError, ValueError) as error:
+            if isinstance(error, DatasetError):
+                raise
+            with suppress(OSError, ValueError):
+                minari.delete_dataset(dataset_id)
+            raise DatasetError(f"{dataset_id}: could not be written ({error}).") from error
+
+
+def _episode(
+    dataset: TrajectoryDataset,
+    m: int,
+    *,
+    observation_space: gym.Space[Any],
+    action_space: gym.Space[Any],
+) -> dict[str, Any]:
+    """The columns of one trajectory, in the shapes of the spaces."""
+    rows = slice(dataset.offsets[m], dataset.offsets[m + 1])
+    steps = int(dataset.lengths[m])
+    observations = np.concatenate((dataset.observations[rows], dataset.final_observations[m, None]))
+    last = np.arange(steps) == steps - 1
+    return {
+        "id": m,
+        "observations": observations.reshape(-1, *(observation_space.shape or ())),
+        "actions": dataset.actions[rows].reshape(-1, *(action_space.shape or ())),
+        "rewards": dataset.step_rewards[rows],
+        "terminations": last & dataset.terminated[m],
+        "truncations": last & dataset.truncated[m],
+        # The infos of `reset` come first: as many as observations.
+        "infos": {"cost": np.concatenate(([np.float32(0)], dataset.step_costs[rows]))},
+    }
+
+
+def _minari() -> Any:
+    try:
+        import minari
+    except ImportError as error:
+        raise DatasetError(
+            "Minari datasets need the extra: `pip install rcdt_agent[minari]`."
+        ) from error
+    return minari

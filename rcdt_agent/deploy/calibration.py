@@ -100,6 +100,8 @@ class TokenCalibration:
     def from_dict(cls, values: dict[str, Any]) -> TokenCalibration:
         """The inverse of `to_dict`."""
         arrays = {name: np.asarray(values[name], float) for name in ("tokens", "costs", "upper")}
+        if len({array.shape for array in arrays.values()}) != 1 or arrays["tokens"].ndim != 1:
+            raise ValueError("a calibration's rows must be as long as each other")
         return cls(
             **arrays,
             confidence=float(values["confidence"]),

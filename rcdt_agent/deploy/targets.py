@@ -36,6 +36,17 @@ class ReturnTargets:
     published: tuple[tuple[float, float], ...] = ()
     to_go: ReturnToGo | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse what no dataset gives."""
+        for name, values in (("returns", self.returns), ("costs", self.costs)):
+            if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+                raise InvalidArgumentError(f"`{name}` must be a row of finite numbers.")
+        if len(self.returns) != len(self.costs):
+            raise InvalidArgumentError(
+                f"`returns` and `costs` must be as many, got {len(self.returns)} and "
+                f"{len(self.costs)}."
+            )
+
     @property
     def frontier(self) -> Frontier:
         """The non-dominated points."""

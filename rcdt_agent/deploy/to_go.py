@@ -91,6 +91,8 @@ class ReturnToGo:
         table = cls(**{name: np.asarray(v, dtype=np.float32) for name, v in values.items()})
         if table.returns.shape != (len(table.steps), len(table.costs)):
             raise ValueError(f"a table of returns-to-go has shape {table.returns.shape}")
+        if not all(np.isfinite(v).all() for v in (table.steps, table.costs, table.returns)):
+            raise ValueError("a table of returns-to-go is not finite")
         return table
 
 

@@ -189,7 +189,7 @@ class PolicyTransformer(nn.Module):
 
 def _tokens(parts: list[Tensor], times: Tensor, table: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """S linear layers into one tensor (N, S, D), plus the embedding of the time step."""
-    tokens = table.new_empty(len(times), len(parts), table.shape[1])
+    tokens = table.new_empty(times.shape[0], len(parts), table.shape[1])
     pairs = zip(weights[::2], weights[1::2], strict=True)
     for i, (part, (weight, bias)) in enumerate(zip(parts, pairs, strict=True)):
         torch.addmm(bias, part, weight.t(), out=tokens[:, i])

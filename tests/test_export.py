@@ -1,0 +1,159 @@
+"""The ONNX file against `predict`, over whole real episodes; and the example without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import gymnasium as gym
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import QUICK
+from test_cli import rcdt
+from test_examples import ROOT, load
+
+from rcdt_agent import RCDT
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.export import INPUTS, WindowPolicy
+from rcdt_agent.tasks.speed_limit import ENV_ID
+
+
+@pytest.fixture(scope="module")
+def exported(trained, tmp_path_factory):
+    """An agent's checkpoint and its export."""
+    folder = tmp_path_factory.mktemp("onnx")
+    (folder / "agent.zip").write_bytes(trained)
+    agent = RCDT.load(folder / "agent.zip")
+    agent.set_cost_budget(12.0)
+    agent.policy.train()  # as it is while a callback exports in the middle of training
+    agent.export_onnx(folder / "policy.onnx")
+    assert agent.policy.training  # the export works on a copy
+    return folder
+
+
+def facts(path):
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return session, json.loads(session.get_modelmeta().custom_metadata_map["rcdt_agent"])
+
+
+def test_a_whole_episode_acts_as_predict(exported):
+    """The example's loop beside the agent's, in the environment, step by step."""
+    agent = RCDT.load(exported / "agent.zip")
+    deployed = load("deploy_onnx").OnnxAgent(str(exported / "policy.onnx"))
+    for budget in (3.0, 12.0):
+        agent.set_cost_budget(budget)
+        deployed.begin(budget, agent.target_return)
+        env = gym.make(ENV_ID)
+        obs, _ = env.reset(seed=1)
+        state, done, seen = None, False, []
+        while not done:
+            action, state = agent.predict(obs, state)
+            ours = deployed.act(obs)
+            np.testing.assert_allclose(ours, action, atol=1e-5)
+            obs, reward, terminated, truncated, info = env.step(action)
+            state = state.observe(reward, info["cost"])
+            deployed.observe(reward, info["cost"])
+            done = terminated or truncated
+            seen.append(action)
+        assert len(seen) > 2 * agent.config.context_length  # the window moved on
+        assert np.ptp(seen) > 1e-3  # and the actions differ
+        assert deployed.cost_to_go == pytest.approx(state.cost_to_go[0], abs=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 3, 64])
+def test_any_number_of_windows(exported, size):
+    session, known = facts(exported / "policy.onnx")
+    rng = np.random.default_rng(0)
+    shape = (size, known["context_length"])
+    inputs = {
+        "observations": rng.normal(size=(*shape, 4)).astype(np.float32),
+        "actions": rng.uniform(-1, 1, (*shape, 1)).astype(np.float32),
+        "returns_to_go": rng.uniform(0, 60, shape).astype(np.float32),
+        "costs_to_go": rng.uniform(-5, 60, shape).astype(np.float32),
+        "timesteps": rng.integers(0, 500, shape),  # past the end of the embedding too
+    }
+    action, log_std = session.run(None, inputs)
+    agent = RCDT.load(exported / "agent.zip")
+    module = WindowPolicy(agent.policy, agent.scaling)
+    with torch.no_grad():
+        expected = module(*(torch.from_numpy(inputs[name]) for name in INPUTS))
+    assert action.shape == (*shape, 1)
+    np.testing.assert_allclose(action, expected[0], atol=1e-5)
+    np.testing.assert_allclose(log_std, expected[1], atol=1e-5)
+
+
+def test_what_the_file_knows(exported):
+    session, known = facts(exported / "policy.onnx")
+    agent = RCDT.load(exported / "agent.zip")
+    agent.set_cost_budget(12.0)
+    assert known["cost_budget"] == 12.0
+    assert known["target_return"] == pytest.approx(agent.target_return)
+    assert known["context_length"] == agent.config.context_length
+    assert (known["observation_shape"], known["action_shape"]) == ([4], [1])
+    assert (known["action_low"], known["action_high"]) == ([-1.0], [1.0])
+    assert known["num_timesteps"] == 40 and known["versions"]["torch"] == torch.__version__
+    table = known["target_returns"]
+    budget = table["cost_budgets"][37]
+    assert table["target_returns"][37] == pytest.approx(agent.targets.auto(budget))
+    assert [i.name for i in session.get_inputs()] == list(INPUTS)
+    assert {i.shape[1] for i in session.get_inputs()} == {agent.config.context_length}
+    assert all(isinstance(i.shape[0], str) for i in session.get_inputs())
+    model = onnx.load(exported / "policy.onnx")
+    assert str(ROOT).encode() not in model.SerializeToString()  # nothing of this machine
+
+
+def test_the_command_and_the_example_without_torch(exported):
+    """As a user would: `rcdt export`, then the example in a process of its own."""
+    path = exported / "by_command.onnx"
+    result = rcdt(
+        "export", str(exported / "agent.zip"), "--output", str(path), "--cost-budget", "7"
+    )
+    assert result.returncode == 0, result.stderr
+    assert f"Policy: {path}" in result.stdout and "cost budget 7" in result.stdout
+    assert facts(path)[1]["cost_budget"] == 7.0
+    example = subprocess.run(
+        [sys.executable, ROOT / "examples" / "deploy_onnx.py", path],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert example.returncode == 0, example.stderr  # it asserts that torch was not imported
+    assert example.stdout.count("action [") == 3
+    assert "left to spend 9.0" in example.stdout
+
+
+def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
+    """Actions of another scale, a policy that does not read CTG, and one whose CTG has a floor."""
+    space = gym.spaces.Box(np.float32(-3.0), np.float32(5.0), (1,), dtype=np.float32)
+    wide = replace(drivers, actions=drivers.actions * 4 + 1)
+    settings = {**QUICK, "total_steps": 3, "n_layers": 1}
+    for name, extra in (
+        ("dt", {"variant": "dt", "replan": False, "exhausted_mode": False}),
+        ("floor", {"ctg_floor": 0.5, "replan": False, "exhausted_mode": True}),
+    ):
+        agent = RCDT(**settings, **extra)
+        agent.action_space = space
+        agent.learn(wide)
+        agent.export_onnx(tmp_path / f"{name}.onnx")
+        deployed = load("deploy_onnx").OnnxAgent(str(tmp_path / f"{name}.onnx"))
+        state = None
+        for obs in drivers.observations[:8]:
+            action, state = agent.predict(obs, state)
+            np.testing.assert_allclose(deployed.act(obs), action, atol=3e-5)
+            state = state.observe(1.0, 9.0)  # soon below zero, where the floor acts
+            deployed.observe(1.0, 9.0)
+
+
+def test_an_untrained_agent_cannot_be_exported(tmp_path):
+    with pytest.raises(InvalidArgumentError, match="has not been trained"):
+        RCDT().export_onnx(tmp_path / "x.onnx")
+
+
+def test_what_acts_beside_the_policy_is_not_left_out_silently(agent, tmp_path):
+    agent.set_deployment(shield_candidates=4)
+    with pytest.raises(InvalidArgumentError, match="`shield_candidates` cannot be exported"):
+        agent.export_onnx(tmp_path / "x.onnx")
+    assert not list(tmp_path.iterdir())
