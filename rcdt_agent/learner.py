@@ -356,6 +356,7 @@ class Learner:
         means["temperature"] = float(self.log_temperature.detach().exp())
         self._sums, self._counts = {}, {}
         bad = [name for name, value in means.items() if not np.isfinite(value)]
+        bad.sort(key=lambda name: name in ("loss", "grad_norm"))  # they are sums
         if bad:
             raise TrainingError(
                 f"Training stopped at step {self.step_count}: `{bad[0]}` is {means[bad[0]]} "

@@ -38,16 +38,24 @@ def record_balls(episodes: int, seed: int = 0) -> TrajectoryDataset:
 
 @pytest.mark.slow
 @pytest.mark.simulator
-def test_cost_and_return_rise_with_the_budget():
+@pytest.mark.parametrize("variant", ["rcdt", "rcdt-plus"])
+def test_cost_and_return_rise_with_the_budget(variant):
+    """The paper's token means "exactly", ours "at most": it may cost nothing at small budgets."""
     data = record_balls(150)
     assert data.costs.min() == 0 and data.costs.max() > 60
-    agent = RCDT.from_dsrl("BallRun", dataset=data, preset="tiny", total_steps=600, seed=0)
+    agent = RCDT.from_dsrl(
+        "BallRun", dataset=data, preset="tiny", variant=variant, total_steps=600, seed=0
+    )
     agent.learn()
     report = agent.evaluate(n_episodes=8)
     print(report.as_table())
     costs = [result.mean_cost for result in report.results]
     returns = [result.mean_return for result in report.results]
     assert [result.budget for result in report.results] == [10, 20, 40]
-    assert costs[0] < costs[1] < costs[2]
     assert returns[0] < returns[1] < returns[2]
+    assert costs[1] < costs[2]
+    if variant == "rcdt":
+        assert costs[0] < costs[1]
+    else:
+        assert report.passed
     assert report.range_source == "the training data's own range"
