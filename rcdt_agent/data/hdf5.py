@@ -34,18 +34,16 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
         raise DatasetError(f"{path}: not an HDF5 file, or cut short ({error}).") from error
     try:
         with file:
-            keys = [*FLOAT_KEYS, *FLAG_KEYS]
-            if "next_observations" in file:
-                keys.append("next_observations")
-            items = {key: _dataset(file, key, path) for key in keys}
-            arrays = {key: _read_floats(items[key], key) for key in FLOAT_KEYS}
-            flags = {key: _read_flags(items[key], key, path) for key in FLAG_KEYS}
+            # Each is opened again when it is read: an open dataset holds a cache of its own.
+            for key in (*FLOAT_KEYS, *FLAG_KEYS):
+                _dataset(file, key, path)
+            arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
+            flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
+            following = (
+                _dataset(file, "next_observations", path) if "next_observations" in file else None
+            )
             return TrajectoryDataset._build(
-                arrays,
-                flags["terminals"],
-                flags["timeouts"],
-                items.get("next_observations"),
-                str(path),
+                arrays, flags["terminals"], flags["timeouts"], following, str(path)
             )
     except (DatasetError, Warning):
         raise
