@@ -53,7 +53,7 @@ test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymn
 $(LATEST_STAMP): $(INPUTS) constraints-latest.txt
 	test -x $(LATEST)/bin/python || $(PYTHON) -m venv $(LATEST)
 	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt torch
-	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt -e '.[dev,minari,tensorboard,onnx]'
+	$(LATEST)/bin/python $(PIP) -c constraints-latest.txt -e '.[$(EXTRAS)]'
 	$(LATEST)/bin/rcdt install-simulators bullet metadrive --constraints constraints-latest.txt
 	touch $@
 
