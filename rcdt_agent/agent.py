@@ -16,18 +16,8 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 
-from rcdt_agent.checkpoint import (
-    contents_of,
-    flatten_state,
-    load_module,
-    read_checkpoint,
-    space_from_dict,
-    space_to_dict,
-    to_path,
-    unflatten_state,
-    versions,
-    write_checkpoint,
-)
+from rcdt_agent.agent_file import agent_contents, fill_agent
+from rcdt_agent.checkpoint import contents_of, read_checkpoint, to_path, write_checkpoint
 from rcdt_agent.config import DEPLOYMENT, Config, make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.acting import act, observation_rows
@@ -38,7 +28,7 @@ from rcdt_agent.deploy.steering import Steering
 from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
 from rcdt_agent.deploy.to_go import ReturnToGo
 from rcdt_agent.deploy.tokens import ReturnCostTokens, split_tokens
-from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
+from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets, task_budgets
 from rcdt_agent.learner import Learner, make_policy
 from rcdt_agent.networks.critics import TwinCritic
@@ -455,34 +445,7 @@ class RCDT(StableBaselinesFace):
     def save(self, path: Any) -> None:
         """Write one zip of safetensors and JSON, from which training can continue bit for bit."""
         self._require_policy()
-        assert self.policy is not None
-        assert self.scaling is not None
-        assert self.targets is not None
-        training = self.learner.state() if self.learner else self._pending
-        tensors, plain = flatten_state(
-            {"policy": self.policy.state_dict(), "training": training, "rng": self._rng}
-        )
-        meta = {
-            "config": self.config.to_dict(),
-            "scaling": self.scaling.to_dict(),
-            "targets": self.targets.to_dict(),
-            "calibration": self.calibration.to_dict() if self.calibration else None,
-            "spaces": {
-                "observation": space_to_dict(self.observation_space),
-                "action": space_to_dict(self.action_space),
-            },
-            "task": self.task.id if self.task else None,
-            "episode_length": self.episode_length,
-            "cost_limit": self.cost_limit,
-            "asked": list(self._asked),
-            "cost_budget": self._cost_budget,
-            "num_timesteps": self.num_timesteps,
-            "seed": self.seed,
-            "fingerprint": self._fingerprint,
-            "published_data": self._published_data,
-            "versions": versions(),
-            "structure": plain,
-        }
+        meta, tensors = agent_contents(self)
         write_checkpoint(to_path(path), type(self).__name__, meta, tensors)
 
     def export_onnx(self, path: str | Path) -> None:
@@ -515,41 +478,14 @@ class RCDT(StableBaselinesFace):
         """
         meta, tensors = read_checkpoint(to_path(path), cls.__name__)
         with contents_of(path):
-            config = Config.from_dict(meta["config"])
             agent = cls(
-                config=config,
+                config=Config.from_dict(meta["config"]),
                 seed=int(meta["seed"]),
                 device=device,
                 verbose=verbose,
                 tensorboard_log=tensorboard_log,
             )
-            agent.task = get_task(meta["task"]) if meta["task"] else None
-            agent.scaling = Scaling.from_dict(meta["scaling"])
-            agent.targets = ReturnTargets.from_dict(meta["targets"])
-            if meta["calibration"]:
-                agent.calibration = TokenCalibration.from_dict(meta["calibration"])
-            agent.observation_space = space_from_dict(meta["spaces"]["observation"])
-            agent.action_space = space_from_dict(meta["spaces"]["action"])
-            agent.episode_length = int(meta["episode_length"])
-            agent.cost_limit = float(meta["cost_limit"])
-            agent.num_timesteps = int(meta["num_timesteps"])
-            agent._fingerprint = meta["fingerprint"]
-            agent._published_data = bool(meta["published_data"])
-            agent._asked = (meta["asked"][0], meta["asked"][1])
-            agent._cost_budget = float(meta["cost_budget"])
-            for name in ("episode_length", "cost_limit", "num_timesteps", "cost_budget"):
-                if not meta[name] >= 0:
-                    raise CheckpointError(f"`{name}` must be >= 0, got {meta[name]}")
-            state = unflatten_state(tensors, meta["structure"])
-            if config.n_layers > len(state["policy"]):
-                raise CheckpointError(f"{config.n_layers} layers, but few weights")
-            agent.policy = load_module(agent._make_policy, state["policy"]).to(agent.device)
-            agent._pending = state["training"]
-            agent._rng = state["rng"]
-            if agent._rng is not None:
-                torch.Generator().set_state(agent._rng)  # raises if it is none
-            agent._target_return = agent.resolve_target(agent.cost_budget, agent._asked[1])
-            agent._try_once()
+            fill_agent(agent, meta, tensors)
         if env is not None:
             agent.set_env(env)
         return agent
@@ -651,14 +587,6 @@ class RCDT(StableBaselinesFace):
         self._require_policy()
         assert self.policy is not None
         return self.learner.modules() if self.learner else {"policy": self.policy}
-
-    def _try_once(self) -> None:
-        """Act once, so that what does not fit shows when loading and not on the robot."""
-        if self.observation_space is None or self.action_space is None:
-            raise CheckpointError("it has no spaces")
-        action, _ = self.predict(np.zeros(self.observation_space.shape or ()))
-        if not np.isfinite(action).all() or action.shape != self.action_space.shape:
-            raise CheckpointError(f"an action of it is {action}")
 
     def _require_policy(self) -> None:
         if self.policy is None:
