@@ -19,15 +19,15 @@ def test_the_page_is_rebuilt_from_the_json():
 
 
 def test_a_figure_of_the_page_by_hand():
-    """Mean cost of CDT at BallCircle's budget of 20, from the episodes themselves."""
+    """Mean cost of CDT at BallCircle's budget of 10, from the episodes themselves."""
     costs = [
         cost
         for cell in RESULTS["cells"]
         if (cell["task"], cell["method"]) == ("BallCircle", "cdt")
         for result in cell["evaluation"]["results"]
-        if result["budget"] == 20
+        if result["budget"] == 10
         for cost in result["costs"]
     ]
     rows = (DOCS / "results.md").read_text().splitlines()
-    (row,) = [line for line in rows if line.startswith("| cdt | 20 |")]
+    (row,) = [line for line in rows if line.startswith("| cdt | 10 |")]
     assert f"{np.mean(costs):.1f} [" in row.replace("**", "")
