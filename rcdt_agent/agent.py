@@ -576,6 +576,7 @@ class RCDT(StableBaselinesFace):
                 self._pending = None
             self.learner = learner
             self.policy = learner.policy
+        self.learner.total_steps = goal  # training that goes on spreads its learning rate anew
         return self.learner
 
     def _make_policy(self) -> PolicyTransformer:

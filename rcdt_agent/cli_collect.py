@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import platform
 import shlex
 import sys
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,8 +13,8 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from rcdt_agent.installed import versions
 from rcdt_agent.tasks.registry import get_task
-from rcdt_agent.version import __version__
 
 console = Console()
 
@@ -101,20 +99,6 @@ def command_line(task_id: str, output: Path, arguments: dict[str, Any]) -> str:
         values = value if isinstance(value, tuple) else (value,)
         words += [f"--{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(words)
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides about the numbers; packages that are not installed are left out."""
-    found = {"rcdt_agent": __version__, "python": platform.python_version()}
-    for package in (
-        "numpy", "gymnasium", "torch", "stable-baselines3", "bullet-safety-gym", "pybullet",
-        "safety-gymnasium", "mujoco", "metadrive-simulator",
-    ):  # fmt: skip
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found
 
 
 def _say(text: str) -> None:

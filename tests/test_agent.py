@@ -18,6 +18,7 @@ from rcdt_agent.errors import (
     TrainingError,
     UnknownTaskError,
 )
+from rcdt_agent.losses import learning_rate
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -308,3 +309,25 @@ def test_parameters(agent, drivers):
     np.testing.assert_array_equal(agent.predict(obs)[0], before)
     with pytest.raises(InvalidArgumentError, match="must hold"):
         agent.set_parameters({})
+
+
+def test_going_on_spreads_the_learning_rate_anew(drivers):
+    """Forty steps end at the smallest rate; forty more must not stay there."""
+    agent = RCDT(**QUICK).learn(drivers)
+    config = agent.config
+    rates = []
+
+    def note(local_values, global_values):
+        rates.append(agent.learner.policy_optimizer.param_groups[0]["lr"])
+        return True
+
+    agent.learn(total_steps=40, callback=note)
+    expected = [
+        learning_rate(
+            step, peak=config.learning_rate, warmup_steps=config.warmup_steps, total_steps=80,
+            final_share=config.final_learning_rate,
+        )
+        for step in range(40, 80)
+    ]  # fmt: skip
+    assert config.final_learning_rate < 1
+    np.testing.assert_allclose(rates, expected)

@@ -21,12 +21,12 @@ from rcdt_agent.benchmark.data import TaskData
 from rcdt_agent.benchmark.diagnostics import critic_error
 from rcdt_agent.benchmark.files import locked, read_json, write_json, write_text
 from rcdt_agent.benchmark.methods import BASELINES, DEPLOYMENT_FIELDS, Method, deploy_agent
-from rcdt_agent.cli_collect import versions
 from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.targets import ReturnTargets
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+from rcdt_agent.installed import versions
 from rcdt_agent.runs import Run, load_agent_data, start_run, train_run
 from rcdt_agent.tasks.registry import get_task
 

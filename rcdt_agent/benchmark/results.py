@@ -16,8 +16,8 @@ from rcdt_agent.benchmark.data import TaskData
 from rcdt_agent.benchmark.files import read_json
 from rcdt_agent.benchmark.methods import Method
 from rcdt_agent.benchmark.protocol import Protocol, rerun_command
-from rcdt_agent.cli_collect import versions
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.installed import versions
 
 Floats = npt.NDArray[np.float64]
 Results = dict[str, Any]
