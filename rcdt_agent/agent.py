@@ -432,13 +432,7 @@ class RCDT(StableBaselinesFace):
             raise InvalidArgumentError(
                 f"`set_deployment` changes {', '.join(DEPLOYMENT)}, got {', '.join(unknown)}."
             )
-        config = replace(self.config, **fields)
-        if config.shield_candidates and not config.cost_penalty:
-            raise InvalidArgumentError(
-                f"`shield_candidates` needs a cost critic, which variant {config.variant!r} does "
-                f"not train."
-            )
-        self.config, self._guard = config, None
+        self.config, self._guard = replace(self.config, **fields), None
 
     # ---------------------------------------------------------------- files
 

@@ -162,6 +162,12 @@ class Config:
         _require(self, "critic_layers", self.critic_layers >= 2, ">= 2")
         for name in ("warmup_steps", "shield_candidates"):
             _require(self, name, getattr(self, name) >= 0, ">= 0")
+        _require(
+            self,
+            "shield_candidates",
+            not self.shield_candidates or self.cost_penalty,
+            f"0 with variant {self.variant!r}: the shield needs a cost critic, which it lacks",
+        )
         for name in ("dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in ("discount", "cost_discount"):

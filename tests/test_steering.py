@@ -232,3 +232,6 @@ def test_deployment_settings_are_checked(agent, drivers):
     plain = RCDT(preset="tiny", variant="cdt", total_steps=2, batch_size=4).learn(drivers)
     with pytest.raises(InvalidArgumentError, match="needs a cost critic"):
         plain.set_deployment(shield_candidates=4)
+    assert plain.config.shield_candidates == 0
+    with pytest.raises(InvalidArgumentError, match="needs a cost critic"):
+        RCDT(preset="tiny", variant="cdt", shield_candidates=4)
