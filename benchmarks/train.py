@@ -72,10 +72,11 @@ def needed_flops(config: Config, observation_size: int, action_size: int) -> flo
     """
     width, steps = config.embedding_size, config.context_length
     per_step = 4 if config.cost_token else 3
-    tokens = steps * per_step
+    tokens = steps * per_step - 1  # no state looks at the last action
     looked_at = tokens * (tokens + 1) / 2  # pairs of tokens
     whole = 12 * width**2 * tokens + 2 * width * looked_at
-    last = (2 * tokens + 10 * steps) * width**2 + 2 * width * looked_at / per_step
+    states = range(per_step - 2, tokens, per_step)
+    last = (2 * tokens + 10 * steps) * width**2 + 2 * width * sum(at + 1 for at in states)
     ends = (2 + observation_size + action_size + 2 * action_size) * width * steps
     forward = 2 * (whole * (config.n_layers - 1) + last + ends)
     return 3 * forward * config.batch_size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -16,13 +17,22 @@ from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, WindowSampler, normalize_weights
 from rcdt_agent.errors import TrainingError
+from rcdt_agent.gradients import Gradients, Terms
 from rcdt_agent.networks.critics import TwinCritic, critic_values, soft_update
 from rcdt_agent.networks.dropout import draw_seed
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
+from rcdt_agent.threads import in_lanes, keep_freed_memory
 
-PART_TOKENS = 10_240
-"""Tokens that go through the policy at a time in training on a CPU."""
+PART_VALUES = 163_840
+"""Values of one activation (tokens times width) that go through the policy at a time on a CPU:
+1280 tokens of the paper's width. What a layer reads and writes then stays in a core's cache."""
+
+KEPT_VALUES = 8 * PART_VALUES
+"""Values whose graph may be kept between the two stages of a gradient; beyond, it is made again."""
+
+CRITIC_ROWS = 2_048
+"""Steps that go through the critics at a time in training on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +52,14 @@ class Noise:
 
     actions: Tensor
     swap: Tensor
+
+    def split(self, size: int) -> list[Noise]:
+        """What belongs to parts of `size` windows."""
+        return [Noise(actions, self.swap) for actions in torch.split(self.actions, size)]
+
+
+Part = tuple[Batch, int | None]
+"""Some windows of a batch, and the seed of their dropout masks."""
 
 
 class Learner:
@@ -74,6 +92,7 @@ class Learner:
             seed: Of weights, batches and noise.
         """
         torch.manual_seed(seed)
+        keep_freed_memory()
         self.config = config
         self.scaling = scaling
         self.device = torch.device(device)
@@ -156,14 +175,49 @@ class Learner:
 
     def critic_step(self, batch: Batch) -> None:
         """Fit both critics to their TD targets on every real transition of the windows."""
+        critics = {name: self._critics[name] for name in self._critic_names()}
+        parameters = [p for critic in critics.values() for p in critic.parameters()]
+        next_actions = self.next_actions(batch)
+        size = len(batch.mask)
+        if self.device.type == "cpu":
+            size = max(1, CRITIC_ROWS // batch.mask.shape[1])
+        n_known = batch.next_known.sum().clamp(min=1)
+
+        def fit(own: Sequence[tuple[Batch, Tensor]]) -> tuple[Gradients, Terms]:
+            grads, sums = Gradients(parameters), Terms()
+            for part, actions in own:
+                loss, terms = self._critic_objective(part, actions)
+                share = part.next_known.sum() / n_known
+                grads.add(share * loss)
+                sums.add(terms, share)
+            return grads, sums
+
+        self.critic_optimizer.zero_grad(set_to_none=True)
+        parts = list(zip(batch.split(size), torch.split(next_actions, size), strict=True))
+        total = Terms()
+        for grads, sums in in_lanes(fit, parts):
+            grads.give()
+            total.add(sums)
+        for name, critic in critics.items():
+            norm = nn.utils.clip_grad_norm_(critic.parameters(), self.config.critic_max_grad_norm)
+            self._record(f"{name}_grad_norm", norm)
+        for name, value in total.items():
+            self._record(name, value)
+        self.critic_optimizer.step()
+
+    def _critic_objective(
+        self, batch: Batch, next_actions: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The critics' loss and its terms, detached."""
         config, names = self.config, self._critic_names()
         with torch.no_grad():
             following = critic_values(
-                [self._targets[name] for name in names], batch.next_obs, self.next_actions(batch)
+                [self._targets[name] for name in names], batch.next_obs, next_actions
             )
         critics = [self._critics[name] for name in names]
         fitted = critic_values(critics, batch.obs, batch.actions)
         total = torch.zeros((), device=self.device)
+        terms = {}
         for name, critic, values, ahead in zip(names, critics, fitted, following, strict=True):
             if name == "q":
                 target = losses.td_target(
@@ -176,14 +230,9 @@ class Learner:
             # In the critic's own unit.
             loss = losses.td_loss(values / critic.scale, target / critic.scale, batch.next_known)
             total = total + loss
-            self._record(f"{name}_loss", loss)
-            self._record(f"{name}_data", losses.masked_mean(values.detach()[0], batch.next_known))
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        total.backward()  # type: ignore[no-untyped-call]
-        for name, critic in zip(names, critics, strict=True):
-            norm = nn.utils.clip_grad_norm_(critic.parameters(), config.critic_max_grad_norm)
-            self._record(f"{name}_grad_norm", norm)
-        self.critic_optimizer.step()
+            terms[f"{name}_loss"] = loss.detach()
+            terms[f"{name}_data"] = losses.masked_mean(values.detach()[0], batch.next_known)
+        return total, terms
 
     def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
         """Minimise the policy's objective once, then move lambda."""
@@ -216,45 +265,69 @@ class Learner:
     def _differentiate(self, batch: Batch, noise: Noise | None) -> dict[str, Tensor]:
         """Add the objective's gradient to the policy's; its terms.
 
-        Large batches are taken in parts that fit the processor's cache. Every term is a mean over
-        real steps, so parts add up, but Q guidance is a quotient of two means: there the gradient
-        at the features is found from the whole batch first, by one more forward pass.
+        Large batches are taken in parts, side by side on the processor's cores. Every term is a
+        mean over real steps, so parts add up, but Q guidance is a quotient of two means: there the
+        gradient at the features is found from the whole batch first. If the batch is too large to
+        keep all graphs until then, that takes one more forward pass.
         """
-        parts = batch.split(self._part_size(batch))
-        seeds = [draw_seed() if self.policy.drops else None for _ in parts]
-        if len(parts) == 1:
-            loss, terms = self._objective(self._features(batch, seeds[0]), batch, noise)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return terms
+        parts = [
+            (part, draw_seed() if self.policy.drops else None)
+            for part in batch.split(self._part_size(batch))
+        ]
         if noise is not None and self.config.q_guidance:
-            with torch.no_grad():
-                known = [self._features(*each) for each in zip(parts, seeds, strict=True)]
-            features = torch.cat(known).requires_grad_()
-            loss, terms = self._objective(features, batch, noise)
-            loss.backward()  # type: ignore[no-untyped-call]
-            assert features.grad is not None
-            grads = torch.split(features.grad, len(known[0]))
-            for part, seed, grad in zip(parts, seeds, grads, strict=True):
-                self._features(part, seed).backward(grad)  # type: ignore[no-untyped-call]
-            return terms
-        sums: dict[str, Tensor] = {}
-        start = 0
-        for part, seed in zip(parts, seeds, strict=True):
-            end = start + len(part.mask)
-            own = None if noise is None else Noise(noise.actions[start:end], noise.swap)
-            loss, terms = self._objective(self._features(part, seed), part, own)
-            share = part.mask.sum() / batch.mask.sum()
-            (share * loss).backward()  # type: ignore[no-untyped-call]
-            for name, value in terms.items():
-                sums[name] = sums.get(name, 0.0) + share * value
-            start = end
-        return sums
+            return self._through_features(batch, noise, parts)
+        n_steps = batch.mask.sum()
+        draws = [None] * len(parts) if noise is None else noise.split(len(parts[0][0].mask))
+
+        def together(own: Sequence[tuple[Part, Noise | None]]) -> tuple[Gradients, Terms]:
+            grads, sums = Gradients(self.policy.parameters()), Terms()
+            for (part, seed), draw in own:
+                loss, terms = self._objective(self._features(part, seed), part, draw)
+                share = part.mask.sum() / n_steps
+                grads.add(share * loss)
+                sums.add(terms, share)
+            return grads, sums
+
+        total = Terms()
+        for grads, sums in in_lanes(together, list(zip(parts, draws, strict=True))):
+            grads.give()
+            total.add(sums)
+        return total
+
+    def _through_features(self, batch: Batch, noise: Noise, parts: list[Part]) -> dict[str, Tensor]:
+        """`_differentiate` in two stages: the whole batch to features, features to weights."""
+        keep = self.device.type != "cpu" or self._values(batch) <= KEPT_VALUES
+
+        def forward(own: Sequence[Part]) -> list[Tensor]:
+            with torch.set_grad_enabled(keep):
+                return [self._features(*part) for part in own]
+
+        known = [features for lane in in_lanes(forward, parts) for features in lane]
+        whole = torch.cat([features.detach() for features in known]).requires_grad_()
+        loss, terms = self._objective(whole, batch, noise)
+        loss.backward()  # type: ignore[no-untyped-call]
+        assert whole.grad is not None
+        slopes = torch.split(whole.grad, [len(features) for features in known])
+
+        def backward(own: Sequence[tuple[Part, Tensor, Tensor]]) -> Gradients:
+            grads = Gradients(self.policy.parameters())
+            for part, features, slope in own:
+                grads.add(features if keep else self._features(*part), slope)
+            return grads
+
+        for grads in in_lanes(backward, list(zip(parts, known, slopes, strict=True))):
+            grads.give()
+        return terms
 
     def _part_size(self, batch: Batch) -> int:
         """Windows of a part: all on devices other than the CPU."""
         if self.device.type != "cpu":
             return len(batch.mask)
-        return max(1, PART_TOKENS // (batch.mask.shape[1] * self.policy.tokens_per_step))
+        return max(1, PART_VALUES * len(batch.mask) // self._values(batch))
+
+    def _values(self, batch: Batch) -> int:
+        """Values of one activation of the whole batch."""
+        return batch.mask.numel() * self.policy.tokens_per_step * self.config.embedding_size
 
     def _features(self, batch: Batch, dropout_seed: int | None) -> Tensor:
         inputs = self.inputs(batch)
@@ -335,7 +408,12 @@ class Learner:
         parts = zip(
             *(torch.split(values, self._part_size(batch)) for values in moved_on), strict=True
         )
-        features = torch.cat([self.policy.features(*part) for part in parts])
+
+        def forward(own: Sequence[Any]) -> Tensor:
+            with torch.no_grad():
+                return torch.cat([self.policy.features(*part) for part in own])
+
+        features = torch.cat(in_lanes(forward, list(parts)))
         mean, log_std = self.policy.distribution(features)
         noise = torch.randn(mean.shape, generator=self.generator, device=self.device)
         sampled: Tensor = (mean + log_std.exp() * noise).clamp(-1.0, 1.0)

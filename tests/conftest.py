@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Tests run in as many processes as there are cores: more threads would only wait for each other.
@@ -10,6 +11,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
+import torch
 
 from rcdt_agent.data import TrajectoryDataset
 
@@ -83,3 +85,11 @@ def agent(trained: bytes) -> Any:
     from rcdt_agent import RCDT
 
     return RCDT.load(io.BytesIO(trained))
+
+
+@pytest.fixture
+def threads() -> Iterator[Callable[[int], None]]:
+    """`torch.set_num_threads` for one test."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -127,8 +127,21 @@ def test_with_the_terms_off_the_step_is_cdts_bit_for_bit(dataset):
     assert same(other.policy, snapshot(cdt.policy))
 
 
-@pytest.mark.parametrize("variant", ["cdt", "wcdt", "rcdt"])
-def test_a_batch_in_parts_has_the_gradient_of_the_whole(dataset, variant, monkeypatch):
+def cut_into_parts_of_five(learner, monkeypatch):
+    tokens = learner.config.context_length * learner.policy.tokens_per_step
+    values = 5 * tokens * learner.config.embedding_size
+    monkeypatch.setattr("rcdt_agent.learner.PART_VALUES", values)
+    monkeypatch.setattr("rcdt_agent.learner.CRITIC_ROWS", 5 * learner.config.context_length)
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+@pytest.mark.parametrize(
+    ("variant", "keep"), [("cdt", True), ("wcdt", True), ("rcdt", True), ("rcdt", False)]
+)
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(
+    dataset, variant, keep, n_threads, monkeypatch, threads
+):
+    threads(n_threads)
     settings = {"entropy_bonus": True, "cost_head_weight": 0.1}
     learner = make_learner(dataset, variant=variant, **settings)
     learner.lmbda = torch.tensor(0.7)
@@ -144,7 +157,8 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(dataset, variant, monkey
 
     state = learner.generator.get_state()
     terms, whole, following = gradients()
-    monkeypatch.setattr("rcdt_agent.learner.PART_TOKENS", 5 * 4 * 4)  # 5 windows of 4 steps
+    cut_into_parts_of_five(learner, monkeypatch)
+    monkeypatch.setattr("rcdt_agent.learner.KEPT_VALUES", 10**9 if keep else 0)
     assert learner._part_size(batch) == 5
     learner.generator.set_state(state)
     other_terms, parts, other_following = gradients()
@@ -157,10 +171,43 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(dataset, variant, monkey
         torch.testing.assert_close(other_following, following, rtol=1e-4, atol=1e-5)
 
 
-def test_both_passes_over_a_part_drop_the_same(dataset, monkeypatch):
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_critics_fitted_in_parts_have_the_gradient_of_the_whole(
+    dataset, n_threads, monkeypatch, threads
+):
+    threads(n_threads)
+    found = []
+    for parts in (False, True):
+        learner = make_learner(dataset)
+        if parts:
+            cut_into_parts_of_five(learner, monkeypatch)
+        learner.critic_step(learner.sampler.sample())
+        critics = learner.critic_optimizer.param_groups[0]["params"]
+        found.append((learner.metrics(), [p.grad for p in critics]))
+    (metrics, whole), (other_metrics, in_parts) = found
+    assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
+    for one, two in zip(in_parts, whole, strict=True):
+        torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
+
+
+def test_the_same_seed_gives_the_same_weights_on_several_threads(dataset, monkeypatch, threads):
+    threads(2)
+    learners = [make_learner(dataset, dropout=0.1, attention_dropout=0.1) for _ in range(2)]
+    cut_into_parts_of_five(learners[0], monkeypatch)
+    for learner in learners:
+        torch.manual_seed(3)
+        for _ in range(5):
+            learner.step()
+    assert same(learners[1].policy, snapshot(learners[0].policy))
+    assert same(learners[1].cost_critic, snapshot(learners[0].cost_critic))
+
+
+def test_both_passes_over_a_part_drop_the_same(dataset, monkeypatch, threads):
     """Q guidance takes two forward passes; their masks must agree for the gradient to be right."""
-    monkeypatch.setattr("rcdt_agent.learner.PART_TOKENS", 5 * 4 * 4)
+    threads(1)
     learner = make_learner(dataset, dropout=0.3, attention_dropout=0.3)
+    cut_into_parts_of_five(learner, monkeypatch)
+    monkeypatch.setattr("rcdt_agent.learner.KEPT_VALUES", 0)
     learner.policy.train()
     seen = []
     features = learner.policy.features

@@ -94,7 +94,7 @@ def plain_block(block, x, masks):
     def drop(values, probability):
         if masks is None or not probability:
             return values
-        mask = masks.draw(values, probability)
+        mask = masks.draw(values.shape, probability, values.dtype)
         return values * mask * kept_scale(probability)
 
     def heads(values):
@@ -184,7 +184,7 @@ def test_the_fast_policy_is_the_plain_one(cost_token):
 def test_masks_drop_with_their_probability_and_independently():
     probability, n = 0.1, 400_000
     masks = Masks(3, torch.device("cpu"))
-    one, two = masks.draw(torch.empty(n), probability), masks.draw(torch.empty(n), probability)
+    one, two = masks.draw((n,), probability), masks.draw((n,), probability)
     assert set(one.unique().tolist()) == {0.0, 1.0}
     spread = (probability * (1 - probability) / n) ** 0.5
     assert abs(one.mean() - 0.9) < 5 * spread
@@ -192,8 +192,8 @@ def test_masks_drop_with_their_probability_and_independently():
     assert abs((one[1:] * one[:-1]).mean() - 0.81) < 5 * spread
     assert kept_scale(probability) * one.mean() == pytest.approx(1.0, abs=6 * spread)
     again = Masks(3, torch.device("cpu"))
-    assert torch.equal(again.draw(torch.empty(n), probability), one)
-    assert not torch.equal(Masks(4, torch.device("cpu")).draw(torch.empty(n), probability), one)
+    assert torch.equal(again.draw((n,), probability), one)
+    assert not torch.equal(Masks(4, torch.device("cpu")).draw((n,), probability), one)
 
 
 def test_dropout_follows_torchs_seed():

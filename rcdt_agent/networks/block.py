@@ -8,41 +8,17 @@ this one must equal in value and in every gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
 
 from rcdt_agent.networks.dropout import Masks, kept_scale
+from rcdt_agent.networks.scripting import script
 
 EPSILON = 1e-5  # of the layer norms
-
-
-@dataclass(frozen=True)
-class Shape:
-    """What a block computes besides its weights.
-
-    Attributes:
-        n_heads: Attention heads.
-        first: First position that is needed.
-        every: Distance of the needed positions.
-        dropout: On residual branches; 0 outside training.
-        attention_dropout: On attention weights; 0 outside training.
-    """
-
-    n_heads: int
-    first: int = 0
-    every: int = 1
-    dropout: float = 0.0
-    attention_dropout: float = 0.0
-
-    @property
-    def everywhere(self) -> bool:
-        """Whether all positions are needed."""
-        return self.first == 0 and self.every == 1
 
 
 class Block(nn.Module):
@@ -73,168 +49,174 @@ class Block(nn.Module):
             every: Distance of the needed positions.
             masks: Where dropout masks are from; without, nothing is dropped.
         """
-        shape = Shape(
-            n_heads=self.n_heads,
-            first=first,
-            every=every,
-            dropout=self.dropout if masks else 0.0,
-            attention_dropout=self.attention_dropout if masks else 0.0,
-        )
         parts = (
             self.norm_attention, self.query, self.key_value, self.out, self.norm_mlp, self.widen,
             self.narrow,
         )  # fmt: skip
         weights = [tensor for part in parts for tensor in (part.weight, part.bias)]
+        kept, scales = self._kept(x, first, every, masks)
+        settings = (self.n_heads, first, every, *scales)
         if not torch.is_grad_enabled():
-            return _forward(shape, masks, x, weights, None)
-        y: Tensor = _Block.apply(shape, masks, x, *weights)  # type: ignore[no-untyped-call]
+            return _forward(x, weights, kept, False, *settings)[0]
+        y: Tensor = _Block.apply(settings, kept, x, *weights)  # type: ignore[no-untyped-call]
         return y
 
-
-def _forward(
-    shape: Shape, masks: Masks | None, x: Tensor, weights: Sequence[Tensor], ctx: Any
-) -> Tensor:
-    """The block; `ctx` takes what the backward pass needs."""
-    w_norm1, b_norm1, w_q, b_q, w_kv, b_kv, w_out, b_out = weights[:8]
-    w_norm2, b_norm2, w_wide, b_wide, w_narrow, b_narrow = weights[8:]
-    size_b, length, width = x.shape
-    n_heads, head = shape.n_heads, width // shape.n_heads
-    normed, mean1, rstd1 = torch.native_layer_norm(x, (width,), w_norm1, b_norm1, EPSILON)
-    asked = _asked(normed, shape)
-    n_asked = asked.shape[1]
-    rows = size_b * n_asked
-    q = torch.addmm(b_q, asked.reshape(rows, width), w_q.t())
-    # (B, L, D) -> (B h, L, d)
-    q = _split(q.view(size_b, n_asked, n_heads, head))
-    kv = torch.addmm(b_kv, normed.view(-1, width), w_kv.t())
-    k, v = kv.view(size_b, length, 2, n_heads, head).permute(2, 0, 3, 1, 4).contiguous()
-    k, v = k.view(-1, length, head), v.view(-1, length, head)
-    unseen = _unseen(length, shape, x)
-    p = torch.baddbmm(unseen, q, k.transpose(1, 2), alpha=1 / math.sqrt(head))
-    p = torch.softmax(p, -1, out=p)
-    kept, scale = p, 1.0
-    if masks and shape.attention_dropout:
-        kept = masks.draw(p, shape.attention_dropout).mul_(p)
-        scale = kept_scale(shape.attention_dropout)
-    mixed = q.new_empty(q.shape)
-    torch.baddbmm(mixed, kept, v, beta=0, alpha=scale, out=mixed)
-    mixed = _join(mixed, size_b).view(rows, width)
-    residual = _asked(x, shape).reshape(rows, width)
-    branch = torch.addmm(b_out, mixed, w_out.t())
-    x2, mask1 = _add(residual, branch, shape, masks)
-    normed2, mean2, rstd2 = torch.native_layer_norm(x2, (width,), w_norm2, b_norm2, EPSILON)
-    wide = torch.addmm(b_wide, normed2, w_wide.t())
-    active = torch.ops.aten.gelu_(wide) if ctx is None else torch.ops.aten.gelu(wide)
-    branch = torch.addmm(b_narrow, active, w_narrow.t())
-    y, mask2 = _add(x2, branch, shape, masks)
-    if ctx is not None:
-        ctx.shape = shape
-        ctx.save_for_backward(
-            x, normed, mean1, rstd1, q, k, v, p, kept, mixed, mask1, x2, normed2, mean2, rstd2,
-            wide, active, mask2, w_norm1, b_norm1, w_q, w_kv, w_out, w_norm2, b_norm2, w_wide,
-            w_narrow,
-        )  # fmt: skip
-    return y.view(size_b, n_asked, width)
+    def _kept(
+        self, x: Tensor, first: int, every: int, masks: Masks | None
+    ) -> tuple[list[Tensor], tuple[float, float]]:
+        """Dropout masks of attention and of both branches, empty without; their scales."""
+        size_b, length, width = x.shape
+        n_asked = len(range(first, length, every))
+        scales, kept = [1.0, 1.0], [x.new_empty(0)] * 3
+        if masks and self.attention_dropout:
+            pairs = (size_b * self.n_heads, n_asked, length)
+            kept[0] = masks.draw(pairs, self.attention_dropout, x.dtype)
+            scales[0] = kept_scale(self.attention_dropout)
+        if masks and self.dropout:
+            rows = (size_b * n_asked, width)
+            kept[1:] = [masks.draw(rows, self.dropout, x.dtype) for _ in range(2)]
+            scales[1] = kept_scale(self.dropout)
+        return kept, (scales[0], scales[1])
 
 
 class _Block(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, shape: Shape, masks: Masks | None, x: Tensor, *weights: Tensor) -> Tensor:
-        return _forward(shape, masks, x, weights, ctx)
+    def forward(ctx: Any, settings: Any, kept: list[Tensor], x: Tensor, *weights: Tensor) -> Tensor:
+        y, *saved = _forward(x, list(weights), kept, True, *settings)
+        ctx.settings = settings
+        ctx.save_for_backward(x, *saved, *weights)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Any:
-        shape: Shape = ctx.shape
-        (
-            x, normed, mean1, rstd1, q, k, v, p, kept, mixed, mask1, x2, normed2, mean2, rstd2,
-            wide, active, mask2, w_norm1, b_norm1, w_q, w_kv, w_out, w_norm2, b_norm2, w_wide,
-            w_narrow,
-        ) = ctx.saved_tensors  # fmt: skip
-        size_b, length, width = x.shape
-        n_heads, head = shape.n_heads, width // shape.n_heads
-        n_asked = q.shape[1]
-        layer_norm_backward = torch.ops.aten.native_layer_norm_backward
-        grad = grad.reshape(-1, width)
-        # MLP.
-        branch = _dropped(grad, mask2, shape)
-        g_narrow = branch.t() @ active, branch.sum(0)
-        g_wide = branch @ w_narrow
-        torch.ops.aten.gelu_backward.grad_input(g_wide, wide, grad_input=g_wide)
-        g_widen = g_wide.t() @ normed2, g_wide.sum(0)
-        g_x2, *g_norm2 = layer_norm_backward(
-            g_wide @ w_wide, x2, (width,), mean2, rstd2, w_norm2, b_norm2, (True, True, True)
-        )
-        g_x2 += grad
-        # Attention.
-        branch = _dropped(g_x2, mask1, shape)
-        g_out = branch.t() @ mixed, branch.sum(0)
-        g_mixed = _split((branch @ w_out).view(size_b, n_asked, n_heads, head))
-        scale = kept_scale(shape.attention_dropout)
-        g_kv = q.new_empty(2, *k.shape)
-        torch.baddbmm(g_kv[1], kept.transpose(1, 2), g_mixed, beta=0, alpha=scale, out=g_kv[1])
-        # Softmax and its dropout at once: kept = mask p, so mask never has to be stored.
-        g_p = torch.bmm(g_mixed, v.transpose(1, 2))
-        if shape.attention_dropout:
-            g_p.mul_(kept).addcmul_(p, g_p.sum(-1, keepdim=True), value=-1)
-        else:
-            g_p = torch._softmax_backward_data(g_p, p, -1, p.dtype)
-        scale /= math.sqrt(head)
-        g_q = torch.empty_like(q)
-        torch.baddbmm(g_q, g_p, k, beta=0, alpha=scale, out=g_q)
-        torch.baddbmm(g_kv[0], g_p.transpose(1, 2), q, beta=0, alpha=scale, out=g_kv[0])
-        # (2, B h, L, d) -> (M, 2 D)
-        g_kv = g_kv.view(2, size_b, n_heads, length, head).permute(1, 3, 0, 2, 4)
-        g_kv = g_kv.reshape(-1, 2 * width)
-        g_q = _join(g_q, size_b).view(-1, width)
-        asked = _asked(normed, shape).reshape(-1, width)
-        g_query = g_q.t() @ asked, g_q.sum(0)
-        g_key_value = g_kv.t() @ normed.view(-1, width), g_kv.sum(0)
-        g_normed = g_kv @ w_kv
-        if shape.everywhere:
-            g_normed.addmm_(g_q, w_q)
-        else:
-            _asked(g_normed.view(x.shape), shape).add_((g_q @ w_q).view(size_b, n_asked, width))
-        g_x, *g_norm1 = layer_norm_backward(
-            g_normed.view(x.shape), x, (width,), mean1, rstd1, w_norm1, b_norm1, (True, True, True)
-        )
-        _asked(g_x, shape).add_(g_x2.view(size_b, n_asked, width))
-        return (
-            None, None, g_x, *g_norm1, *g_query, *g_key_value, *g_out, *g_norm2, *g_widen,
-            *g_narrow,
-        )  # fmt: skip
+        return None, None, *_backward(grad, list(ctx.saved_tensors), *ctx.settings)
 
 
-def _asked(x: Tensor, shape: Shape) -> Tensor:
-    """The positions that are needed, a view."""
-    return x if shape.everywhere else x[:, shape.first :: shape.every]
+@script
+def _forward(
+    x: Tensor,
+    weights: list[Tensor],
+    kept: list[Tensor],
+    save: bool,
+    n_heads: int,
+    first: int,
+    every: int,
+    attention_scale: float,
+    branch_scale: float,
+) -> list[Tensor]:
+    """The block's answer, then what the backward pass needs (if `save`)."""
+    w_norm1, b_norm1, w_q, b_q, w_kv, b_kv, w_out, b_out = weights[:8]
+    w_norm2, b_norm2, w_wide, b_wide, w_narrow, b_narrow = weights[8:]
+    size_b, length, width = x.shape
+    head = width // n_heads
+    normed, mean1, rstd1 = torch.native_layer_norm(x, [width], w_norm1, b_norm1, 1e-5)
+    asked = normed[:, first::every]
+    n_asked = asked.shape[1]
+    rows = size_b * n_asked
+    q = F.linear(asked.reshape(rows, width), w_q, b_q)
+    # (B, L, D) -> (B h, L, d)
+    q = q.view(size_b, n_asked, n_heads, head).transpose(1, 2).reshape(-1, n_asked, head)
+    kv = F.linear(normed.view(-1, width), w_kv, b_kv)
+    kv = kv.view(size_b, length, 2, n_heads, head).permute(2, 0, 3, 1, 4).contiguous()
+    kv = kv.view(2, -1, length, head)
+    k, v = kv[0], kv[1]
+    # (1, asked, L): minus infinity where a position may not look, else 0.
+    unseen = torch.full([length, length], -math.inf, dtype=x.dtype, device=x.device).triu_(1)
+    p = torch.baddbmm(unseen[first::every].unsqueeze(0), q, k.transpose(1, 2), alpha=head**-0.5)
+    p = torch.softmax(p, -1)
+    seen = p
+    if kept[0].numel() > 0:
+        seen = kept[0].mul_(p)
+    mixed = torch.baddbmm(q, seen, v, beta=0, alpha=attention_scale)
+    # (B h, L, d) -> (B L, D)
+    mixed = mixed.view(size_b, n_heads, n_asked, head).transpose(1, 2).reshape(rows, width)
+    x2 = F.linear(mixed, w_out, b_out)
+    residual = x[:, first::every].reshape(rows, width)
+    if kept[1].numel() > 0:
+        x2 = torch.addcmul(residual, x2, kept[1], value=branch_scale)
+    else:
+        x2.add_(residual)
+    normed2, mean2, rstd2 = torch.native_layer_norm(x2, [width], w_norm2, b_norm2, 1e-5)
+    wide = F.linear(normed2, w_wide, b_wide)
+    active = F.gelu(wide)
+    y = F.linear(active, w_narrow, b_narrow)
+    if kept[2].numel() > 0:
+        y = torch.addcmul(x2, y, kept[2], value=branch_scale)
+    else:
+        y.add_(x2)
+    y = y.view(size_b, n_asked, width)
+    if not save:
+        return [y]
+    return [
+        y, normed, mean1, rstd1, q, kv, p, seen, mixed, kept[1], x2, normed2, mean2, rstd2, wide,
+        active, kept[2],
+    ]  # fmt: skip
 
 
-def _split(x: Tensor) -> Tensor:
-    """(B, L, h, d) -> (B h, L, d)."""
-    return x.transpose(1, 2).reshape(-1, x.shape[1], x.shape[3])
-
-
-def _join(x: Tensor, size_b: int) -> Tensor:
-    """(B h, L, d) -> (B, L, h, d), contiguous."""
-    return x.view(size_b, -1, *x.shape[1:]).transpose(1, 2).contiguous()
-
-
-def _add(x: Tensor, branch: Tensor, shape: Shape, masks: Masks | None) -> tuple[Tensor, Any]:
-    """Add a branch with dropout, and its mask; `branch` is overwritten."""
-    if not (masks and shape.dropout):
-        return branch.add_(x), None
-    mask = masks.draw(branch, shape.dropout)
-    scale = kept_scale(shape.dropout)
-    return torch.addcmul(x, branch, mask, value=scale, out=branch), mask
-
-
-def _dropped(grad: Tensor, mask: Tensor | None, shape: Shape) -> Tensor:
-    """Gradient of a branch from that of its sum."""
-    return grad if mask is None else (grad * mask).mul_(kept_scale(shape.dropout))
-
-
-def _unseen(length: int, shape: Shape, like: Tensor) -> Tensor:
-    """(1, asked, L): minus infinity where a position may not look, else 0."""
-    hidden = like.new_full((length, length), -math.inf).triu_(1)
-    return hidden[None, shape.first :: shape.every]
+@script
+def _backward(
+    grad: Tensor,
+    saved: list[Tensor],
+    n_heads: int,
+    first: int,
+    every: int,
+    attention_scale: float,
+    branch_scale: float,
+) -> list[Tensor]:
+    """Gradients of the input and of the weights, in their order."""
+    x, normed, mean1, rstd1, q, kv, p, seen, mixed = saved[:9]
+    kept1, x2, normed2, mean2, rstd2, wide, active, kept2 = saved[9:17]
+    w_norm1, b_norm1, w_q, _, w_kv, _, w_out, _ = saved[17:25]
+    w_norm2, b_norm2, w_wide, _, w_narrow, _ = saved[25:]
+    size_b, length, width = x.shape
+    head = width // n_heads
+    n_asked = q.shape[1]
+    k, v = kv[0], kv[1]
+    grad = grad.reshape(-1, width)
+    # MLP.
+    branch = grad
+    if kept2.numel() > 0:
+        branch = (grad * kept2).mul_(branch_scale)
+    g_w_narrow, g_b_narrow = branch.t() @ active, branch.sum(0)
+    g_wide = torch.ops.aten.gelu_backward(branch @ w_narrow, wide)
+    g_w_wide, g_b_wide = g_wide.t() @ normed2, g_wide.sum(0)
+    g_x2, g_w_norm2, g_b_norm2 = torch.ops.aten.native_layer_norm_backward(
+        g_wide @ w_wide, x2, [width], mean2, rstd2, w_norm2, b_norm2, [True, True, True]
+    )
+    g_x2.add_(grad)
+    # Attention.
+    branch = g_x2
+    if kept1.numel() > 0:
+        branch = (g_x2 * kept1).mul_(branch_scale)
+    g_w_out, g_b_out = branch.t() @ mixed, branch.sum(0)
+    g_mixed = (branch @ w_out).view(size_b, n_asked, n_heads, head).transpose(1, 2)
+    g_mixed = g_mixed.reshape(-1, n_asked, head)
+    g_v = torch.baddbmm(k, seen.transpose(1, 2), g_mixed, beta=0, alpha=attention_scale)
+    # Softmax and its dropout at once: seen = mask p, so the mask never has to be stored.
+    g_p = torch.bmm(g_mixed, v.transpose(1, 2))
+    g_p.mul_(seen)
+    g_p.addcmul_(p, g_p.sum(-1, keepdim=True), value=-1)
+    scale = attention_scale * head**-0.5
+    g_q = torch.baddbmm(q, g_p, k, beta=0, alpha=scale)
+    g_k = torch.baddbmm(k, g_p.transpose(1, 2), q, beta=0, alpha=scale)
+    # (B h, L, d) -> (B L, D)
+    g_q = g_q.view(size_b, n_heads, n_asked, head).transpose(1, 2).reshape(-1, width)
+    g_kv = torch.stack([g_k, g_v]).view(2, size_b, n_heads, length, head)
+    g_kv = g_kv.permute(1, 3, 0, 2, 4).reshape(-1, 2 * width)
+    asked = normed[:, first::every].reshape(-1, width)
+    g_w_q, g_b_q = g_q.t() @ asked, g_q.sum(0)
+    g_w_kv, g_b_kv = g_kv.t() @ normed.view(-1, width), g_kv.sum(0)
+    g_normed = (g_kv @ w_kv).view(size_b, length, width)
+    if n_asked == length:
+        g_normed.view(-1, width).addmm_(g_q, w_q)
+    else:
+        g_normed[:, first::every].add_((g_q @ w_q).view(size_b, n_asked, width))
+    g_x, g_w_norm1, g_b_norm1 = torch.ops.aten.native_layer_norm_backward(
+        g_normed, x, [width], mean1, rstd1, w_norm1, b_norm1, [True, True, True]
+    )
+    g_x[:, first::every].add_(g_x2.view(size_b, n_asked, width))
+    return [
+        g_x, g_w_norm1, g_b_norm1, g_w_q, g_b_q, g_w_kv, g_b_kv, g_w_out, g_b_out, g_w_norm2,
+        g_b_norm2, g_w_wide, g_b_wide, g_w_narrow, g_b_narrow,
+    ]  # fmt: skip

@@ -6,6 +6,9 @@ multiple of 2^-16. What is kept is scaled by `scale`, wherever that costs nothin
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -29,16 +32,18 @@ class Masks:
         if device.type != "cpu":
             self._generator.manual_seed(seed)
 
-    def draw(self, like: Tensor, probability: float) -> Tensor:
-        """Mask of the shape and type of `like` that is 0 with the probability, else 1."""
+    def draw(
+        self, shape: Sequence[int], probability: float, dtype: torch.dtype = torch.float32
+    ) -> Tensor:
+        """Mask of a shape that is 0 with the probability, else 1."""
         threshold = _threshold(probability)
         if self._device.type != "cpu":
-            draw = torch.empty_like(like).uniform_(generator=self._generator)
-            return draw.ge_(threshold / _LEVELS)
-        n = like.numel()
+            draw = torch.empty(tuple(shape), dtype=dtype, device=self._device)
+            return draw.uniform_(generator=self._generator).ge_(threshold / _LEVELS)
+        n = math.prod(shape)
         words = self._bits.random_raw(-(-n // 4)).view(np.int16)[:n]
         mask = torch.from_numpy(words).ge_(threshold - _LEVELS // 2)
-        return mask.to(like.dtype).view(like.shape)
+        return mask.to(dtype).view(tuple(shape))
 
 
 def kept_scale(probability: float) -> float:

@@ -135,9 +135,10 @@ class PolicyTransformer(nn.Module):
         if self.training and self.drops:
             masks = Masks(draw_seed() if dropout_seed is None else dropout_seed, obs.device)
         x = self._embed(obs, actions, rtg, ctg, timesteps).view(size_b, size_t * per_step, -1)
-        x = self.norm_in(x)
+        # The last action comes after the last state, so no state looks at it.
+        x = self.norm_in(x[:, :-1])
         if masks and self.dropout:
-            mask = masks.draw(x, self.dropout)
+            mask = masks.draw(x.shape, self.dropout, x.dtype)
             x = x * mask.mul_(kept_scale(self.dropout))
         *body, final = self.blocks
         for block in body:
