@@ -1,22 +1,29 @@
 """The policy laid out for acting: the last state's answer with few, large operations.
 
 One small window is mostly overhead: of Python, of modules and of kernels. Here the weights are
-joined once (all token embeddings into one matrix, queries, keys and values into another) and every
-layer is a dozen calls. `tests/test_networks.py` holds it to the policy's own features.
+joined once (all token embeddings into one matrix, queries, keys and values into another), and all
+layers are one program. `tests/test_networks.py` holds it to the policy's own features.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcdt_agent.networks.block import EPSILON, Block
+from rcdt_agent.networks.block import Block
+from rcdt_agent.networks.scripting import script
+from rcdt_agent.threads import in_lanes
 
 if TYPE_CHECKING:
     from rcdt_agent.networks.transformer import PolicyTransformer
+
+_TOGETHER = 8
+"""Windows that go through the layers at a time where there are several cores."""
 
 
 class LastState:
@@ -27,16 +34,19 @@ class LastState:
         self._cost_token = policy.cost_token
         self._parameters = list(policy.parameters())
         self._versions = self._read_versions()
+        blocks = [block for block in policy.blocks if isinstance(block, Block)]
         with torch.inference_mode(False), torch.no_grad():
             layers = policy.token_layers()
-            blocks = [layer.weight for layer in layers]
-            self._embed = torch.block_diag(*blocks).t().contiguous()  # type: ignore[no-untyped-call]
-            self._embed_bias = torch.cat([layer.bias for layer in layers])
-            self._blocks = [_Full(block) for block in _only_blocks(policy)[:-1]]
-            self._final = _Final(_only_blocks(policy)[-1])
-            norms = (policy.norm_in, policy.norm_out)
-            self._norm_in, self._norm_out = ((norm.weight, norm.bias) for norm in norms)
-            self._times = policy.embed_time.weight
+            joined = torch.block_diag(*(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
+            self._n_heads = blocks[0].n_heads
+            self._n_times = policy.n_timesteps
+            self._ends = [
+                joined.contiguous(), torch.cat([layer.bias for layer in layers]),
+                policy.embed_time.weight, policy.norm_in.weight, policy.norm_in.bias,
+                policy.norm_out.weight, policy.norm_out.bias,
+            ]  # fmt: skip
+            self._body = [tensor for block in blocks[:-1] for tensor in _full(block)]
+            self._final = _final(blocks[-1])
 
     def is_current(self) -> bool:
         """Whether the policy's weights are still those that were joined."""
@@ -49,88 +59,94 @@ class LastState:
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
     ) -> Tensor:
         """(B, D) what the last state token knows; arguments as the policy's `forward`."""
-        size_b, size_t, _ = obs.shape
-        width = self._times.shape[1]
-        tokens = [rtg[..., None], ctg[..., None]] if self._cost_token else [rtg[..., None]]
-        inputs = torch.cat([*tokens, obs, actions], dim=-1).view(size_b * size_t, -1)
-        x = torch.addmm(self._embed_bias, inputs, self._embed).view(size_b, size_t, -1, width)
-        times = timesteps.clamp(max=len(self._times) - 1)
-        x += F.embedding(times, self._times)[:, :, None]
-        # The last action token comes after the last state and cannot matter.
-        x = x.view(size_b, -1, width)[:, :-1]
-        x = torch.layer_norm(x, (width,), *self._norm_in, EPSILON)
-        for block in self._blocks:
-            x = block(x)
-        return torch.layer_norm(self._final(x), (width,), *self._norm_out, EPSILON)
+        tokens = (rtg[..., None], ctg[..., None]) if self._cost_token else (rtg[..., None],)
+        inputs = torch.cat((*tokens, obs, actions), dim=-1)
+        times = timesteps.clamp(max=self._n_times - 1)
+        if inputs.device.type != "cpu" or len(inputs) < 2 * _TOGETHER:
+            return self._answer(inputs, times)
+        parts = list(zip(*(torch.split(x, _TOGETHER) for x in (inputs, times)), strict=True))
+
+        def answer(own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+            with torch.inference_mode():
+                return torch.cat([self._answer(*part) for part in own])
+
+        return torch.cat(in_lanes(answer, parts))
+
+    def _answer(self, inputs: Tensor, times: Tensor) -> Tensor:
+        return _last_state(inputs, times, self._ends, self._body, self._final, self._n_heads)
 
 
-class _Half:
-    """What both kinds of block share: the output of attention and the MLP."""
-
-    def __init__(self, block: Block) -> None:
-        self.n_heads = block.n_heads
-        self.norm = block.norm_attention.weight, block.norm_attention.bias
-        self.out, self.out_bias = block.out.weight.t(), block.out.bias
-        self.norm_mlp = block.norm_mlp.weight, block.norm_mlp.bias
-        self.wide, self.wide_bias = block.widen.weight.t(), block.widen.bias
-        self.narrow, self.narrow_bias = block.narrow.weight.t(), block.narrow.bias
-
-    def finish(self, x: Tensor, mixed: Tensor) -> Tensor:
-        """Residual, then the MLP; both (rows, D)."""
-        x = torch.addmm(self.out_bias, mixed, self.out).add_(x)
-        wide = torch.layer_norm(x, (x.shape[1],), *self.norm_mlp, EPSILON)
-        wide = torch.ops.aten.gelu_(torch.addmm(self.wide_bias, wide, self.wide))
-        return x.add_(torch.addmm(self.narrow_bias, wide, self.narrow))
+def _shared(block: Block) -> list[Tensor]:
+    """What both kinds of block end with: the output of attention and the MLP."""
+    parts = (block.norm_attention, block.out, block.norm_mlp, block.widen, block.narrow)
+    return [tensor for part in parts for tensor in (part.weight, part.bias)]
 
 
-class _Full(_Half):
-    """A block that answers everywhere."""
-
-    def __init__(self, block: Block) -> None:
-        super().__init__(block)
-        self.qkv = torch.cat((block.query.weight, block.key_value.weight)).t()
-        self.qkv_bias = torch.cat((block.query.bias, block.key_value.bias))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        size_b, length, width = x.shape
-        rows = x.view(-1, width)
-        qkv = torch.addmm(
-            self.qkv_bias, torch.layer_norm(rows, (width,), *self.norm, EPSILON), self.qkv
-        )
-        # (B, L, 3, h, d) -> three of (B, h, L, d)
-        q, k, v = qkv.view(size_b, length, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4).unbind()
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        mixed = mixed.transpose(1, 2).reshape(-1, width)
-        return self.finish(rows, mixed).view(size_b, length, width)
+def _full(block: Block) -> list[Tensor]:
+    """The twelve tensors of a block that answers everywhere."""
+    qkv = torch.cat((block.query.weight, block.key_value.weight))
+    return [*_shared(block), qkv, torch.cat((block.query.bias, block.key_value.bias))]
 
 
-class _Final(_Half):
-    """A block that answers at the last position alone: (B, L, D) -> (B, D).
+def _final(block: Block) -> list[Tensor]:
+    """The tensors of a block that answers at the last position alone.
 
     One query needs no keys and values of its own: q . (W n) = (W^T q) . n, and a mean of W n is W
     of the mean. A bias of the keys shifts all scores alike, so it drops out.
     """
-
-    def __init__(self, block: Block) -> None:
-        super().__init__(block)
-        width = block.query.in_features
-        head = width // self.n_heads
-        self.query = block.query.weight.t() * head**-0.5
-        self.query_bias = block.query.bias * head**-0.5
-        keys, values = block.key_value.weight.view(2, self.n_heads, head, width)
-        self.keys, self.values = keys, values.transpose(1, 2)
-        self.value_bias = block.key_value.bias[width:]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        size_b, _, width = x.shape
-        normed = torch.layer_norm(x, (width,), *self.norm, EPSILON)
-        q = torch.addmm(self.query_bias, normed[:, -1], self.query)
-        asked = torch.bmm(q.view(size_b, self.n_heads, -1).transpose(0, 1), self.keys)
-        p = torch.softmax(torch.bmm(asked.transpose(0, 1), normed.transpose(1, 2)), -1)
-        seen = torch.bmm(p, normed).transpose(0, 1)  # (h, B, D)
-        mixed = torch.bmm(seen, self.values).transpose(0, 1).reshape(size_b, width)
-        return self.finish(x[:, -1], mixed.add_(self.value_bias))
+    width = block.query.in_features
+    head = width // block.n_heads
+    keys, values = block.key_value.weight.view(2, block.n_heads, head, width)
+    return [
+        *_shared(block), block.query.weight * head**-0.5, block.query.bias * head**-0.5,
+        keys.contiguous(), values.transpose(1, 2).contiguous(),
+        block.key_value.bias[width:].clone(),
+    ]  # fmt: skip
 
 
-def _only_blocks(policy: PolicyTransformer) -> list[Block]:
-    return [block for block in policy.blocks if isinstance(block, Block)]
+@script
+def _finish(x: Tensor, mixed: Tensor, w: list[Tensor]) -> Tensor:
+    """Residual, then the MLP; both (rows, D)."""
+    x = F.linear(mixed, w[2], w[3]).add_(x)
+    wide = F.linear(torch.layer_norm(x, [x.shape[1]], w[4], w[5]), w[6], w[7])
+    return F.linear(F.gelu(wide), w[8], w[9]).add_(x)
+
+
+@script
+def _last_state(
+    inputs: Tensor,
+    times: Tensor,
+    ends: list[Tensor],
+    body: list[Tensor],
+    final: list[Tensor],
+    n_heads: int,
+) -> Tensor:
+    """(B, T, I) and (B, T) -> (B, D); the weights as `LastState` joins them."""
+    embed, embed_bias, table, w_in, b_in, w_out, b_out = ends
+    size_b, size_t = times.shape
+    width = table.shape[1]
+    x = F.linear(inputs, embed, embed_bias).view(size_b, size_t, -1, width)
+    x = x + F.embedding(times, table).unsqueeze(2)
+    # The last action token comes after the last state and cannot matter.
+    x = torch.layer_norm(x.view(size_b, -1, width)[:, :-1], [width], w_in, b_in)
+    length = x.shape[1]
+    rows = x.reshape(-1, width)
+    head = width // n_heads
+    unseen = torch.full([1, length, length], -math.inf, dtype=x.dtype, device=x.device).triu_(1)
+    for i in range(len(body) // 12):
+        w = body[12 * i : 12 * i + 12]
+        qkv = F.linear(torch.layer_norm(rows, [width], w[0], w[1]), w[10], w[11])
+        # (B, L, 3, h, d) -> three of (B h, L, d)
+        qkv = qkv.view(size_b, length, 3, n_heads, head).permute(2, 0, 3, 1, 4).contiguous()
+        q, k, v = qkv.view(3, -1, length, head).unbind(0)
+        p = torch.softmax(torch.baddbmm(unseen, q, k.transpose(1, 2), alpha=head**-0.5), -1)
+        mixed = torch.bmm(p, v).view(size_b, n_heads, length, head).transpose(1, 2)
+        rows = _finish(rows, mixed.reshape(-1, width), w)
+    normed = torch.layer_norm(rows, [width], final[0], final[1]).view(size_b, length, width)
+    last = F.linear(normed[:, -1], final[10], final[11])
+    asked = torch.bmm(last.view(size_b, n_heads, -1).transpose(0, 1), final[12])
+    p = torch.softmax(torch.bmm(asked.transpose(0, 1), normed.transpose(1, 2)), -1)
+    seen = torch.bmm(p, normed).transpose(0, 1)  # (h, B, D)
+    mixed = torch.bmm(seen, final[13]).transpose(0, 1).reshape(size_b, width).add_(final[14])
+    last = _finish(rows.view(size_b, length, width)[:, -1], mixed, final)
+    return torch.layer_norm(last, [width], w_out, b_out)
