@@ -13,7 +13,7 @@ from rcdt_agent.errors import InvalidArgumentError
 
 Weighting = Literal["none", "return_cost", "expert"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
-KappaMode = Literal["critic", "episode"]
+KappaMode = Literal["critic", "episode", "token"]
 TokenShape = Literal["linear", "asinh"]
 CostReduction = Literal["max", "min"]
 
@@ -134,7 +134,8 @@ class Config:
     kappa: float = 10.0
     """Reference cost level of dual ascent (P)."""
     kappa_mode: KappaMode = "critic"
-    """`critic`: kappa is compared with the critic's mean (P). `episode`: with an episode's cost."""
+    """`critic`: kappa is compared with the critic's mean (P). `episode`: with an episode's cost.
+    `token`: each step's cost-to-go token takes the place of kappa (I)."""
     lambda_step: float = 3e-4
     """Step of dual ascent (P)."""
     lambda_max: float = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +11,9 @@ from torch import Tensor, nn
 class Gradients:
     """Sums of gradients apart from the parameters, so that threads need not share them."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
         """Begin with nothing."""
-        self._parameters = list(parameters)
+        self._parameters = parameters
         self._sums: list[Tensor | None] = []
 
     def add(self, output: Tensor, slope: Tensor | None = None) -> None:

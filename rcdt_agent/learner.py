@@ -102,8 +102,9 @@ class Learner:
         self.policy = make_policy(
             dataset.observation_size, dataset.action_size, config, episode_length
         ).to(self.device)
+        self._weights = list(self.policy.parameters())
         self.policy_optimizer = torch.optim.AdamW(
-            self.policy.parameters(),
+            self._weights,
             lr=config.learning_rate,
             betas=config.adam_betas,
             weight_decay=config.weight_decay,
@@ -116,6 +117,7 @@ class Learner:
         )
         self.target_entropy = -float(dataset.action_size)
         self.lmbda = torch.zeros((), device=self.device)
+        self.episode_length = episode_length
         self.episode_factor = losses.episode_cost_factor(config.cost_discount, episode_length)
         self.reward_critic, self.cost_critic = (
             make_critic(dataset, values, discount, config).to(self.device)
@@ -237,11 +239,12 @@ class Learner:
     def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
         """Minimise the policy's objective once, then move lambda."""
         config = self.config
-        self.policy.train()
+        if not self.policy.training:
+            self.policy.train()
         self.policy_optimizer.zero_grad(set_to_none=True)
         noise = self._noise(batch) if with_critics else None
         terms = self._differentiate(batch, noise)
-        norm = nn.utils.clip_grad_norm_(self.policy.parameters(), config.max_grad_norm)
+        norm = nn.utils.clip_grad_norm_(self._weights, config.max_grad_norm)
         self.policy_optimizer.param_groups[0]["lr"] = losses.learning_rate(
             self.step_count,
             peak=config.learning_rate,
@@ -252,8 +255,8 @@ class Learner:
         self.policy_optimizer.step()
         if config.entropy_bonus:
             self._temperature_step(terms["entropy"])
-        if "cost_policy" in terms:
-            self._dual_step(terms["cost_policy"])
+        if "cost_estimate" in terms:
+            terms["cost_estimate"] = self._dual_step(terms["cost_estimate"])
         for name, value in terms.items():
             self._record(name, value)
         self._record("grad_norm", norm)
@@ -280,7 +283,7 @@ class Learner:
         draws = [None] * len(parts) if noise is None else noise.split(len(parts[0][0].mask))
 
         def together(own: Sequence[tuple[Part, Noise | None]]) -> tuple[Gradients, Terms]:
-            grads, sums = Gradients(self.policy.parameters()), Terms()
+            grads, sums = Gradients(self._weights), Terms()
             for (part, seed), draw in own:
                 loss, terms = self._objective(self._features(part, seed), part, draw)
                 share = part.mask.sum() / n_steps
@@ -310,7 +313,7 @@ class Learner:
         slopes = torch.split(whole.grad, [len(features) for features in known])
 
         def backward(own: Sequence[tuple[Part, Tensor, Tensor]]) -> Gradients:
-            grads = Gradients(self.policy.parameters())
+            grads = Gradients(self._weights)
             for part, features, slope in own:
                 grads.add(features if keep else self._features(*part), slope)
             return grads
@@ -375,9 +378,17 @@ class Learner:
                 loss = loss - config.eta * losses.q_guidance(q_a, q_b, batch.mask)
                 terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
             if config.cost_penalty:
-                cost = losses.cost_penalty(self._worse_cost(judged["cost"]), batch.mask)
-                loss = loss + self.lmbda * cost
-                terms["cost_policy"] = cost.detach()
+                costs = self._worse_cost(judged["cost"])
+                penalty = cost = losses.cost_penalty(costs, batch.mask)
+                terms["cost_estimate"] = terms["cost_policy"] = cost.detach()
+                if config.kappa_mode == "token":
+                    steps_left = self.episode_length - batch.timesteps
+                    allowed = losses.cost_allowance(batch.ctg, steps_left, config.cost_discount)
+                    penalty = losses.cost_excess(costs, allowed, batch.mask)
+                    terms["cost_estimate"] = losses.masked_mean(
+                        costs.detach() - allowed, batch.mask
+                    )
+                loss = loss + self.lmbda * penalty
         return loss, {"loss": loss.detach(), **terms}
 
     def inputs(self, batch: Batch) -> PolicyInputs:
@@ -397,7 +408,8 @@ class Learner:
         The window moves on by one step: its states are the next observations, its tokens what is
         left after the step. The last action token is not known and, by causality, not looked at.
         """
-        self.policy.eval()
+        if self.policy.drops:
+            self.policy.eval()
         moved_on = (
             batch.next_obs,
             torch.cat((batch.actions[:, 1:], torch.zeros_like(batch.actions[:, :1])), dim=1),
@@ -509,19 +521,20 @@ class Learner:
         self.log_temperature.grad = temperature * (entropy.detach() - self.target_entropy)
         self.temperature_optimizer.step()
 
-    def _dual_step(self, cost_estimate: Tensor) -> None:
+    def _dual_step(self, cost_estimate: Tensor) -> Tensor:
+        """Move lambda; what was compared with kappa."""
         config = self.config
-        compared = cost_estimate
         if config.kappa_mode == "episode":
-            compared = cost_estimate * self.episode_factor
+            cost_estimate = cost_estimate * self.episode_factor
         self.lmbda = losses.dual_ascent(
             self.lmbda,
-            compared,
-            kappa=config.kappa,
+            cost_estimate,
+            # With `token`, each step's own was taken off already.
+            kappa=0.0 if config.kappa_mode == "token" else config.kappa,
             step_size=config.lambda_step,
             maximum=config.lambda_max,
         )
-        self._record("cost_estimate", compared)
+        return cost_estimate
 
     def _record(self, name: str, value: Tensor) -> None:
         """Add to a running sum on the device; nothing is fetched until `metrics`."""

@@ -138,6 +138,33 @@ def cost_penalty(cost_values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(cost_values, mask)
 
 
+def cost_allowance(to_go: Tensor, steps_left: Tensor, discount: float) -> Tensor:
+    """A cost critic's value of spending what is left evenly over the steps left.
+
+    Args:
+        to_go: (...,) what is left of the budget; below zero counts as zero.
+        steps_left: (...,) to the end of the longest episode; at least one is assumed.
+        discount: Of the cost critic, in [0, 1).
+    """
+    steps = steps_left.clamp(min=1)
+    return to_go.clamp(min=0.0) / steps * (1 - discount**steps) / (1 - discount)
+
+
+def cost_excess(cost_values: Tensor, allowance: Tensor, mask: Tensor) -> Tensor:
+    """What the policy's own actions cost beyond what their tokens allow (`kappa_mode="token"`).
+
+    The paper's penalty compares one kappa with the mean over all budgets: a policy that keeps every
+    budget it was given is still pushed to cost less. Here each step has the kappa of its own token,
+    and what is within it is left alone.
+
+    Args:
+        cost_values: (B, T) cost critic at the policy's actions, in units of cost.
+        allowance: (B, T) what the cost-to-go token allows, in the same unit.
+        mask: (B, T) bool.
+    """
+    return masked_mean((cost_values - allowance).clamp(min=0.0), mask)
+
+
 def cost_head_loss(logit: Tensor, costs: Tensor, mask: Tensor) -> Tensor:
     """Cross-entropy of predicting whether a step costs anything (auxiliary, off by default).
 

@@ -267,6 +267,29 @@ def test_kappa_can_be_an_episode_cost(dataset):
     assert float(episode.lmbda) == pytest.approx(0.1 * (5.0 * factor - 6.0))
 
 
+def test_kappa_of_each_step_can_be_its_token(dataset):
+    """A critic that always says 2: beyond some tokens' allowance, within others'."""
+    learner = make_learner(dataset, lambda_step=0.5, kappa_mode="token", eta=0.0)
+    always_say(learner.cost_critic, 2.0)
+    batch = learner.sampler.sample()
+    allowed = losses.cost_allowance(batch.ctg, 12 - batch.timesteps, 0.99)
+    gaps = (2.0 - allowed)[batch.mask]
+    assert (gaps > 0).any() and (gaps < 0).any()
+    learner.lmbda = torch.tensor(3.0)
+    noise = learner._noise(batch)
+    inputs = learner._features(batch, None)
+    loss, _ = learner._objective(inputs, batch, noise)
+    learner.lmbda = torch.tensor(0.0)
+    without, terms = learner._objective(inputs, batch, noise)
+    assert (loss - without).item() == pytest.approx(3.0 * float(gaps.clamp(min=0).mean()), rel=1e-4)
+    assert float(terms["cost_estimate"]) == pytest.approx(float(gaps.mean()), abs=1e-5)
+    assert float(terms["cost_policy"]) == pytest.approx(2.0)
+    learner._dual_step(torch.tensor(0.5))
+    assert float(learner.lmbda) == pytest.approx(0.25)
+    learner._dual_step(torch.tensor(-9.0))
+    assert float(learner.lmbda) == 0.0
+
+
 def test_td_targets_by_hand(monkeypatch):
     """Terminal, timeout, window end and padding, with target critics that always say 100."""
     arrays = random_arrays([3, 2, 6], terminated=[True, False, False])

@@ -116,6 +116,18 @@ def test_dual_ascent_is_projected_and_capped():
     assert step(4.9, 100.0) == 5.0
 
 
+def test_cost_allowance_by_hand():
+    # 6 left over 3 steps: 2 a step, worth 2 (1 + 1/2 + 1/4) = 3.5; at the end, all of it.
+    left, steps = torch.tensor([6.0, -1.0, 6.0]), torch.tensor([3, 3, 0])
+    assert losses.cost_allowance(left, steps, 0.5).tolist() == [3.5, 0.0, 6.0]
+
+
+def test_cost_excess_counts_only_what_is_beyond():
+    costs, allowed = torch.tensor([[3.0, 1.0, 9.0]]), torch.tensor([[1.0, 2.0, 0.0]])
+    mask = torch.tensor([[True, True, False]])
+    assert losses.cost_excess(costs, allowed, mask) == 1.0  # (2 + 0) / 2
+
+
 def test_episode_cost_factor():
     # Two steps, discount 0.5: values 1.5 with two left, 1 with one left; mean 1.25 for a cost of 2.
     assert losses.episode_cost_factor(0.5, 2) == pytest.approx(2 / 1.25)

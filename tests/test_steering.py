@@ -11,7 +11,7 @@ from scipy.optimize import isotonic_regression
 
 from rcdt_agent import RCDT, AgentState, TrajectoryDataset
 from rcdt_agent.deploy.calibration import TokenCalibration, isotonic, token_grid
-from rcdt_agent.deploy.shield import CriticShield, discounted_allowance
+from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.steering import Steering
 from rcdt_agent.deploy.to_go import ReturnToGo
 from rcdt_agent.errors import InvalidArgumentError
@@ -191,13 +191,6 @@ def constant_critic(bias: float, slope: float) -> TwinCritic:
         last.weight.fill_(slope)
         last.bias.fill_(bias - 30.0 * slope)
     return critic
-
-
-def test_discounted_allowance_by_hand():
-    # 6 left over 3 steps: 2 a step, worth 2 (1 + 1/2 + 1/4) = 3.5.
-    left = np.array([6.0, -1.0], np.float32)
-    np.testing.assert_allclose(discounted_allowance(left, [3, 3], 0.5), [3.5, 0.0])
-    np.testing.assert_allclose(discounted_allowance(left, [0, 0], 0.5), [6.0, 0.0])
 
 
 def test_shield_keeps_what_fits_and_replaces_what_does_not():

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rcdt_agent.losses import cost_allowance
 from rcdt_agent.networks.critics import TwinCritic
 
 Floats = npt.NDArray[np.float32]
@@ -63,8 +64,9 @@ class CriticShield:
         candidates = torch.cat((own[None], around))  # (1 + M, N, A)
         seen = obs.expand(len(candidates), *obs.shape)
         costs = self.cost_critic(seen, candidates).amax(0).clamp(min=0.0)  # (1 + M, N)
-        allowed = discounted_allowance(left, self.episode_length - steps, self.cost_discount)
-        fits = costs <= torch.as_tensor(allowed).to(costs)
+        steps_left = torch.as_tensor(self.episode_length - steps).to(costs)
+        allowed = cost_allowance(torch.as_tensor(left).to(costs), steps_left, self.cost_discount)
+        fits = costs <= allowed
         if self.reward_critic is not None:
             merit = self.reward_critic(seen, candidates).amin(0)
         else:
@@ -74,19 +76,6 @@ class CriticShield:
         pick = torch.where(fits[0], torch.zeros_like(pick), pick)
         rows = torch.arange(len(mean), device=mean.device)
         return candidates[pick, rows], (pick > 0).cpu().numpy()
-
-
-def discounted_allowance(left: Floats, steps_left: npt.ArrayLike, discount: float) -> Floats:
-    """The cost critic's value of spending what is left evenly over the steps left.
-
-    Args:
-        left: (N,) what is left of the budget; below zero counts as zero.
-        steps_left: (N,) steps to the end of the longest episode; at least one is assumed.
-        discount: Of the cost critic, in [0, 1).
-    """
-    steps = np.maximum(np.asarray(steps_left), 1)
-    rate = np.maximum(left, 0.0) / steps
-    return np.asarray(rate * (1 - discount**steps) / (1 - discount), dtype=np.float32)
 
 
 def _offsets(n: int, size: int) -> Tensor:
