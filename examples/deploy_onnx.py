@@ -25,7 +25,8 @@ class OnnxAgent:
         if target_return is None:
             table = self.facts["target_returns"]
             target_return = np.interp(cost_budget, table["cost_budgets"], table["target_returns"])
-        self.cost_to_go, self.return_to_go = cost_budget, target_return
+        self.cost_budget = self.cost_to_go = cost_budget
+        self.return_to_go = target_return
         self.window: list[list] = []  # observation, action, return to go, cost to go, time step
         self.t = 0
 
@@ -50,7 +51,8 @@ class OnnxAgent:
     def aim(self) -> tuple[float, float]:
         """What to ask for now: no less cost than the floor, no more return than the data show."""
         rules = self.facts["steering"]
-        left, exhausted = self.cost_to_go, self.cost_to_go <= 0
+        left = self.cost_to_go - rules["margin"] * self.cost_budget
+        exhausted = left <= 0
         if rules["exhausted_mode"]:
             left = max(left, rules["ctg_floor"] or 0.0, 0.0)
         elif rules["ctg_floor"] is not None:

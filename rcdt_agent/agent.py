@@ -314,7 +314,9 @@ class RCDT(StableBaselinesFace):
         self._cost_budget = float(k)
         if self.targets is not None:
             self._target_return = self.resolve_target(float(k), target_return)
-            self.targets.warn_if_uncovered(self._token(float(k)), self._target_return)
+            self.targets.warn_if_uncovered(
+                max(float(k), self._token(float(k))), self._target_return
+            )
             if self.calibration is not None:
                 self.calibration.warn_if_uncovered(float(k))
             for env in self._wrapped:
@@ -415,17 +417,15 @@ class RCDT(StableBaselinesFace):
         )
         costs = np.array([result.costs for result in report.results])
         self.calibration = TokenCalibration.fit(tokens, costs, confidence=confidence, seed=seed)
-        self._target_return = self.resolve_target(self.cost_budget, self._asked[1])
-        for env in self._wrapped:
-            env.set_targets(self._target_return, self.cost_budget)
+        self._retarget()
         return self.calibration
 
     def set_deployment(self, **fields: Any) -> None:
         """Change how the trained policy is steered; takes effect at the next `predict`.
 
         Args:
-            **fields: Fields of `Config`: `ctg_floor`, `replan`, `exhausted_mode`,
-                `shield_candidates`.
+            **fields: Fields of `Config`: `budget_margin`, `ctg_floor`, `replan`,
+                `exhausted_mode`, `shield_candidates`.
         """
         unknown = sorted(set(fields) - set(DEPLOYMENT))
         if unknown:
@@ -433,6 +433,14 @@ class RCDT(StableBaselinesFace):
                 f"`set_deployment` changes {', '.join(DEPLOYMENT)}, got {', '.join(unknown)}."
             )
         self.config, self._guard = replace(self.config, **fields), None
+        if self.policy is not None:
+            self._retarget()
+
+    def _retarget(self) -> None:
+        """Find the target return again after a change of what a budget is translated to."""
+        self._target_return = self.resolve_target(self.cost_budget, self._asked[1])
+        for env in self._wrapped:
+            env.set_targets(self._target_return, self.cost_budget)
 
     # ---------------------------------------------------------------- files
 
@@ -589,12 +597,13 @@ class RCDT(StableBaselinesFace):
 
     def _token(self, budget: float) -> float:
         """The budget that the policy is given for a budget."""
-        return budget if self.calibration is None else float(self.calibration.token(budget))
+        return float(self._steering().token(np.array([budget], np.float32))[0])
 
     def _steering(self) -> Steering:
         """How the tokens are set, from the configuration and what was measured."""
         assert self.targets is not None
         return Steering(
+            margin=self.config.budget_margin,
             ctg_floor=self.config.ctg_floor,
             replan=self.config.replan,
             exhausted_mode=self.config.exhausted_mode,

@@ -142,6 +142,8 @@ class Config:
     """Cap of lambda (I)."""
 
     # Deployment.
+    budget_margin: float = 0.0
+    """Share of the budget held back: the cost-to-go token asks for the rest (I)."""
     ctg_floor: float | None = None
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
     target_quantile: float = 0.9
@@ -171,7 +173,7 @@ class Config:
         )
         for name in ("dropout", "attention_dropout"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        for name in ("discount", "cost_discount"):
+        for name in ("discount", "cost_discount", "budget_margin"):
             _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
         for name in (
             "critic_start",
@@ -246,7 +248,7 @@ def _require(config: Config, name: str, holds: bool, rule: str) -> None:
         raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
 
 
-DEPLOYMENT = ("ctg_floor", "replan", "exhausted_mode", "shield_candidates")
+DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_candidates")
 """Fields that can be changed after training."""
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -301,6 +303,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "relabel_fraction": 0.5,
         "sampling": "transition",
         "eta": 0.1,
+        "kappa_mode": "token",
+        "target_quantile": 0.97,
+        "budget_margin": 0.2,
         "replan": True,
         "exhausted_mode": True,
     },

@@ -157,6 +157,7 @@ def _metadata(agent: RCDT) -> dict[str, Any]:
         "target_return": agent.target_return,
         # The rules of `rcdt_agent.deploy.steering`.
         "steering": {
+            "margin": agent.config.budget_margin,
             "ctg_floor": agent.config.ctg_floor,
             "replan": agent.config.replan,
             "exhausted_mode": agent.config.exhausted_mode,
@@ -165,7 +166,7 @@ def _metadata(agent: RCDT) -> dict[str, Any]:
         # What `target_return="auto"` asks for at these budgets; interpolate between them.
         "target_returns": {
             "cost_budgets": budgets.tolist(),
-            "target_returns": [agent.targets.auto(float(budget)) for budget in budgets],
+            "target_returns": [agent.resolve_target(float(budget)) for budget in budgets],
         },
         "task": agent.task.id if agent.task else None,
         "num_timesteps": agent.num_timesteps,

@@ -178,7 +178,8 @@ def test_untrained_agents_say_so():
 def test_budget_and_target(agent, drivers):
     agent.set_cost_budget(10)
     assert agent.cost_budget == 10
-    assert agent.target_return == pytest.approx(agent.targets.auto(10))
+    asked = 10 * (1 - agent.config.budget_margin)
+    assert agent.target_return == pytest.approx(agent.targets.auto(asked))
     low = agent.target_return
     agent.set_cost_budget(30)
     assert agent.target_return > low

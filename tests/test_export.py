@@ -99,7 +99,7 @@ def test_what_the_file_knows(exported):
     assert known["num_timesteps"] == 40 and known["versions"]["torch"] == torch.__version__
     table = known["target_returns"]
     budget = table["cost_budgets"][37]
-    assert table["target_returns"][37] == pytest.approx(agent.targets.auto(budget))
+    assert table["target_returns"][37] == pytest.approx(agent.resolve_target(budget))
     assert [i.name for i in session.get_inputs()] == list(INPUTS)
     assert {i.shape[1] for i in session.get_inputs()} == {agent.config.context_length}
     assert all(isinstance(i.shape[0], str) for i in session.get_inputs())

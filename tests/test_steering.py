@@ -109,6 +109,18 @@ def test_exhausted_mode_acts_only_once_the_budget_is_spent():
     assert rtg[0, -1] == pytest.approx(2.0)
 
 
+def test_a_margin_is_held_back_from_the_start():
+    state = under_way(budget=10, spent=3, earned=0, step=1, target=5)
+    target, budget = Steering(margin=0.2).aim(state)
+    assert (target[0], budget[0]) == (5, 8)
+    _, ctg = state.tokens(target, budget)
+    assert ctg[0, :2].tolist() == [8, 5]
+    agent = RCDT(preset="tiny", total_steps=5, seed=0, budget_margin=0.5).learn(TWO_KINDS)
+    agent.set_cost_budget(20)
+    assert agent.cost_budget == 20
+    assert agent.target_return == agent.targets.auto(10)
+
+
 def test_floor_keeps_the_window_consistent():
     state = under_way(budget=10, spent=13, earned=0, step=1, target=5)
     _, ctg = state.tokens(*Steering(ctg_floor=0.0).aim(state))
@@ -168,14 +180,15 @@ def test_calibrating_an_agent_changes_its_token_and_travels_with_it(agent):
         [0.0, 10.0, 20.0], np.array([[0.0], [20.0], [40.0]]), confidence=0.5, seed=0
     )
     agent.set_cost_budget(20.0)
-    assert agent.target_return == agent.targets.auto(10.0)
+    assert agent.config.budget_margin == pytest.approx(0.2)
+    assert agent.target_return == pytest.approx(agent.targets.auto(8.0))
     buffer = io.BytesIO()
     agent.save(buffer)
     buffer.seek(0)
     loaded = RCDT.load(buffer)
     assert loaded.target_return == agent.target_return
     calibrated = loaded.evaluate(ENV_ID, [20.0], n_episodes=4)
-    assert calibrated.results[0].target_return == agent.targets.auto(10.0)
+    assert calibrated.results[0].target_return == agent.target_return
     loaded.calibration = None
     assert loaded.evaluate(ENV_ID, [20.0], n_episodes=4).to_json() == plain.to_json()
 
@@ -220,7 +233,9 @@ def test_shield_of_a_loaded_agent_counts_its_interventions(agent):
 
 
 def test_deployment_settings_are_checked(agent, drivers):
-    with pytest.raises(InvalidArgumentError, match="`set_deployment` changes ctg_floor"):
+    with pytest.raises(
+        InvalidArgumentError, match="`set_deployment` changes budget_margin, ctg_floor"
+    ):
         agent.set_deployment(n_layers=3)
     plain = RCDT(preset="tiny", variant="cdt", total_steps=2, batch_size=4).learn(drivers)
     with pytest.raises(InvalidArgumentError, match="needs a cost critic"):

@@ -64,6 +64,10 @@ SWITCHES: dict[str, Switch] = {
         about="windows drawn uniformly over all steps instead of over trajectories",
         config={"sampling": "transition"},
     ),
+    "margin": Switch(
+        about="a fifth of the budget held back, so that the tokens ask for the rest",
+        deploy={"budget_margin": 0.2},
+    ),
     "replan": Switch(
         about="never asks for more than the data show with what is left of the budget",
         deploy={"replan": True},
@@ -88,6 +92,9 @@ SWITCHES: dict[str, Switch] = {
     ),
     "kappa-episode": Switch(
         about="kappa compared with an episode's cost", config={"kappa_mode": "episode"}
+    ),
+    "kappa-token": Switch(
+        about="each step's cost-to-go token in place of kappa", config={"kappa_mode": "token"}
     ),
 }
 """Every switch by name. Besides these, `FIELD=VALUE` sets any field of `Config`."""

@@ -19,6 +19,7 @@ class Steering:
     """The rules by which tokens are set; with none of them on, the paper's.
 
     Attributes:
+        margin: Share of the budget that is held back: the tokens ask for the rest.
         ctg_floor: Smallest cost-to-go asked for; None lets it go below zero.
         replan: Never ask for more return than the data show from here on.
         exhausted_mode: The same once the budget is spent, with a cost-to-go of zero.
@@ -26,11 +27,18 @@ class Steering:
         calibration: From a budget to the token that keeps it; None: the budget itself.
     """
 
+    margin: float = 0.0
     ctg_floor: float | None = None
     replan: bool = False
     exhausted_mode: bool = False
     return_to_go: ReturnToGo | None = None
     calibration: TokenCalibration | None = None
+
+    def token(self, budget: Floats) -> Floats:
+        """What the policy is asked to spend for a budget (N,)."""
+        if self.calibration is not None:
+            budget = self.calibration.token(budget)
+        return budget * np.float32(1 - self.margin)
 
     def aim(self, state: AgentState) -> tuple[Floats, Floats]:
         """Target return and budget (N,) of the tokens at the present step of each episode.
@@ -38,10 +46,7 @@ class Steering:
         Earlier tokens of the window follow from them by what was earned and spent since, as in
         the data.
         """
-        budget = state.cost_budget
-        if self.calibration is not None:
-            budget = self.calibration.token(budget)
-        left = budget - state.total_cost
+        left = self.token(state.cost_budget) - state.total_cost
         exhausted = left <= 0
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
