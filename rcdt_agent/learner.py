@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,13 +23,14 @@ from rcdt_agent.networks.critics import TwinCritic, critic_values, soft_update
 from rcdt_agent.networks.dropout import draw_seed
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
-from rcdt_agent.threads import in_lanes, keep_freed_memory
+from rcdt_agent.threads import in_lanes, keep_freed_memory, lanes
 
-PART_VALUES = 163_840
-"""Values of one activation (tokens times width) that go through the policy at a time on a CPU:
-1280 tokens of the paper's width. What a layer reads and writes then stays in a core's cache."""
+PART_VALUES = 102_400
+"""Values of one activation (tokens times width) that a core takes at a time: 800 tokens of the
+paper's width. What a layer reads and writes then stays in its cache, and memory does not grow with
+the batch."""
 
-KEPT_VALUES = 8 * PART_VALUES
+KEPT_VALUES = 1_310_720
 """Values whose graph may be kept between the two stages of a gradient; beyond, it is made again."""
 
 CRITIC_ROWS = 2_048
@@ -323,10 +325,12 @@ class Learner:
         return terms
 
     def _part_size(self, batch: Batch) -> int:
-        """Windows of a part: all on devices other than the CPU."""
-        if self.device.type != "cpu":
-            return len(batch.mask)
-        return max(1, PART_VALUES * len(batch.mask) // self._values(batch))
+        """Windows of a part: all on devices other than the CPU, else as many for each core."""
+        n_windows = len(batch.mask)
+        if self.device.type != "cpu" or self._values(batch) <= PART_VALUES:
+            return n_windows
+        rounds = math.ceil(self._values(batch) / PART_VALUES / lanes())
+        return math.ceil(n_windows / rounds / lanes())
 
     def _values(self, batch: Batch) -> int:
         """Values of one activation of the whole batch."""

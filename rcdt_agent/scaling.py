@@ -96,18 +96,18 @@ class Scaling:
 
     def scale_obs(self, obs: npt.ArrayLike) -> Floats:
         """Observations (..., O) as the networks see them."""
-        mean, std = self._obs_scale
+        mean, std = self.obs_scale
         return np.asarray((np.asarray(obs, dtype=np.float32) - mean) / std, dtype=np.float32)
 
     def scale_actions(self, actions: npt.ArrayLike) -> Floats:
         """Actions of the space, as the networks see them: [-1, 1]."""
-        low, high = self._action_scale
+        low, high = self.action_scale
         scaled = 2 * (np.asarray(actions, dtype=np.float32) - low) / (high - low) - 1
         return np.asarray(scaled, dtype=np.float32)
 
     def unscale_actions(self, actions: npt.ArrayLike) -> Floats:
         """Network actions, clipped to [-1, 1], as actions of the space."""
-        low, high = self._action_scale
+        low, high = self.action_scale
         unit = np.clip(np.asarray(actions, dtype=np.float32), -1.0, 1.0)
         return np.asarray(low + (unit + 1) / 2 * (high - low), dtype=np.float32)
 
@@ -121,11 +121,13 @@ class Scaling:
         )
 
     @cached_property
-    def _obs_scale(self) -> tuple[Floats, Floats]:
+    def obs_scale(self) -> tuple[Floats, Floats]:
+        """Mean and deviation of the observations."""
         return _floats(self.obs_mean), _floats(self.obs_std)
 
     @cached_property
-    def _action_scale(self) -> tuple[Floats, Floats]:
+    def action_scale(self) -> tuple[Floats, Floats]:
+        """Bounds of the actions."""
         return _floats(self.action_low), _floats(self.action_high)
 
     def rtg_token(self, rtg: Tensor) -> Tensor:

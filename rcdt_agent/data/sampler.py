@@ -1,4 +1,4 @@
-"""Batches of windows by one index computation over one flat tensor."""
+"""Batches of windows by one index computation over the dataset's own arrays."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -18,7 +19,9 @@ if TYPE_CHECKING:
 
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 
-_BLOCK = 65_536  # steps copied at a time
+Floats = npt.NDArray[np.float32]
+
+_BLOCK = 65_536  # steps looked at at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +68,9 @@ class Batch:
 class WindowSampler:
     """Draws batches of windows of `context_length` steps from a dataset.
 
-    All columns lie in one tensor on the training device, a row a step, with one extra row after
-    each trajectory for its final observation; a batch is one gather of `context_length + 1`
-    consecutive rows per window.
+    On the CPU the dataset's arrays are read where they are; to another device they are copied
+    once. Only what the data do not hold is added: return-to-go and cost-to-go of every step. A
+    batch gathers `context_length + 1` consecutive rows a window and scales them.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class WindowSampler:
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        """Copy the dataset to the device.
+        """Find what is to go at every step.
 
         Args:
             dataset: Trajectories.
@@ -105,8 +108,8 @@ class WindowSampler:
             relabel_fraction: Share of windows whose CTG gains a slack: a trajectory that cost C is
                 shown as an answer to a budget zeta >= C, so that the token means "at most".
             relabel_slack: Mean of zeta - C, which is exponentially distributed, in units of cost.
-            scaling: How observations and actions are scaled on the way into the tensor.
-            device: Where the tensor lives and batches are made.
+            scaling: How observations and actions of a batch are scaled; None: not at all.
+            device: Where batches are made.
             seed: Two samplers with the same seed draw the same batches.
         """
         for name, value in (("context_length", context_length), ("batch_size", batch_size)):
@@ -118,14 +121,20 @@ class WindowSampler:
         # The same expressions run on numpy arrays where the device is the CPU (several times
         # faster there for arrays of this size, and on one core) and on tensors elsewhere.
         self._xp: Any = _array_module(self.device)
-        self._observation_size = dataset.observation_size
-        self._action_size = dataset.action_size
         n = len(dataset)
-        self._rows = self._array(_flat_rows(dataset, scaling))
-        self._zero_row = len(self._rows) - 1
-        self._lengths = self._array(dataset.lengths)
-        # First row of each trajectory in the flat table: one extra row lies after each before it.
-        self._firsts = self._array(dataset.offsets[:-1] + np.arange(n))
+        rtg, ctg = to_go(dataset)
+        array = self._array
+        self._obs, self._final_obs = array(dataset.observations), array(dataset.final_observations)
+        self._actions = array(dataset.actions)
+        self._rewards, self._costs = array(dataset.step_rewards), array(dataset.step_costs)
+        self._rtg, self._ctg = array(rtg), array(ctg)
+        self._lengths, self._firsts = array(dataset.lengths), array(dataset.offsets[:-1])
+        self._terminated = array(dataset.terminated)
+        self._final_known = array(dataset.terminated | dataset.final_known)
+        self._scale_obs = self._scale_actions = None
+        if scaling is not None:
+            self._scale_obs = tuple(map(array, scaling.obs_scale))
+            self._scale_actions = tuple(map(array, scaling.action_scale))
         self._places = self._array(np.arange(context_length + 1))
         self.set_weights(torch.ones(n) if weights is None else weights)
         self.probabilities = _probabilities(dataset, sampling, cost_ceiling)
@@ -179,30 +188,39 @@ class WindowSampler:
         return self._windows(self._array(trajectories.numpy()), self._array(starts.numpy()))
 
     def _windows(self, chosen: Any, starts: Any) -> Batch:
-        size_o, size_a = self._observation_size, self._action_size
         length = self._lengths[chosen][:, None]
         place = starts[:, None] + self._places  # (B, T + 1)
         step = place[:, :-1]
         mask = step < length
-        # T + 1 rows from the start: steps, the final observation, then the row of zeros.
-        rows = self._xp.where(place > length, self._zero_row, self._firsts[chosen][:, None] + place)
-        block = self._take(rows)  # (B, T + 1, D)
-        now = block[:, :-1]
-        flags = now[..., -1]
+        # Beyond the end of its trajectory a window repeats the last row, which the masks clear.
+        rows = self._firsts[chosen][:, None] + self._xp.minimum(place, length - 1)
+        obs = self._xp.where(
+            (place == length)[..., None],
+            self._final_obs[chosen][:, None],
+            self._take(self._obs, rows),
+        )
+        if self._scale_obs is not None:
+            mean, std = self._scale_obs
+            obs = (obs - mean) / std
+        now = rows[:, :-1]
+        actions = self._take(self._actions, now)
+        if self._scale_actions is not None:
+            low, high = self._scale_actions
+            actions = 2 * (actions - low) / (high - low) - 1
+        last = step == length - 1
         tensor = self._tensor
         return Batch(
-            # The row after the last step holds an observation, which is padding in `obs`.
-            obs=tensor(now[..., :size_o] * mask[..., None]),
-            actions=tensor(now[..., size_o : size_o + size_a]),
-            rewards=tensor(now[..., -5]),
-            costs=tensor(now[..., -4]),
-            rtg=tensor(now[..., -3]),
-            ctg=tensor(now[..., -2]),
+            obs=tensor(obs[:, :-1] * mask[..., None]),
+            actions=tensor(actions * mask[..., None]),
+            rewards=tensor(self._take(self._rewards, now) * mask),
+            costs=tensor(self._take(self._costs, now) * mask),
+            rtg=tensor(self._take(self._rtg, now) * mask),
+            ctg=tensor(self._take(self._ctg, now) * mask),
             timesteps=tensor(step * mask),
             mask=tensor(mask),
-            next_obs=tensor(block[:, 1:, :size_o]),
-            terminals=tensor(flags > 1),
-            next_known=tensor(flags > 0),
+            next_obs=tensor(obs[:, 1:] * mask[..., None]),
+            terminals=tensor(last & self._terminated[chosen][:, None]),
+            next_known=tensor(mask & (~last | self._final_known[chosen][:, None])),
             weights=tensor(self._weights[chosen]),
             trajectories=tensor(chosen),
         )
@@ -232,10 +250,10 @@ class WindowSampler:
     def _whole(self, values: Any) -> Any:
         return values.astype(np.int64) if self._xp is np else values.long()
 
-    def _take(self, rows: Any) -> Any:
+    def _take(self, values: Any, rows: Any) -> Any:
         if self._xp is np:
-            return self._rows.take(rows, axis=0)
-        return self._rows.index_select(0, rows.flatten()).view(*rows.shape, -1)
+            return values.take(rows, axis=0)
+        return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
 
     def _array(self, values: np.ndarray[Any, Any]) -> Any:
         """Where the sampler computes: numpy for the CPU, a tensor on another device."""
@@ -263,42 +281,20 @@ def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) ->
     return (weights / mean).clamp(max=maximum)
 
 
-def _flat_rows(
-    dataset: TrajectoryDataset, scaling: Scaling | None
-) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """(N + M + 1, O + A + 5): observation, action, reward, cost, RTG, CTG and a flag of each step.
-
-    The flag is 2 at a terminal, else 1 where the next observation is known, else 0. The row after
-    each trajectory holds its final observation only, the very last row nothing. Rows are filled a
-    block of trajectories at a time, so that no second copy of the data exists on the way.
-    """
-    size_o, size_a = dataset.observation_size, dataset.action_size
-    n, m = dataset.n_transitions, len(dataset)
-    rows = np.zeros((n + m + 1, size_o + size_a + 5), dtype=np.float32)
-    scale_obs = scaling.scale_obs if scaling else np.asarray
-    scale_actions = scaling.scale_actions if scaling else np.asarray
+def to_go(dataset: TrajectoryDataset) -> tuple[Floats, Floats]:
+    """Return-to-go and cost-to-go (N,) of every step, some trajectories at a time."""
     offsets = dataset.offsets
-    first = 0
+    found = np.empty((2, dataset.n_transitions), dtype=np.float32)
+    first, m = 0, len(dataset)
     while first < m:
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK)) - 1)
-        base = offsets[first]
-        ends = torch.zeros(int(offsets[last] - base), dtype=torch.bool)
-        ends[torch.from_numpy(offsets[first + 1 : last + 1] - base - 1)] = True
-        block = slice(base, offsets[last])
-        rewards, costs = dataset.step_rewards[block], dataset.step_costs[block]
-        rtg, ctg = (returns_to_go(torch.from_numpy(x), ends).numpy() for x in (rewards, costs))
-        for i in range(first, last):
-            start, end = offsets[i], offsets[i + 1]
-            part, own = rows[start + i : end + i], slice(start - base, end - base)
-            part[:, :size_o] = scale_obs(dataset.observations[start:end])
-            part[:, size_o : size_o + size_a] = scale_actions(dataset.actions[start:end])
-            for column, values in zip((-5, -4, -3, -2), (rewards, costs, rtg, ctg), strict=True):
-                part[:, column] = values[own]
-            part[:, -1] = 1.0
-            part[-1, -1] = 2.0 if dataset.terminated[i] else float(dataset.final_known[i])
-            rows[end + i, :size_o] = scale_obs(dataset.final_observations[i])
+        block = slice(offsets[first], offsets[last])
+        ends = torch.zeros(block.stop - block.start, dtype=torch.bool)
+        ends[torch.from_numpy(offsets[first + 1 : last + 1] - block.start - 1)] = True
+        for row, values in zip(found, (dataset.step_rewards, dataset.step_costs), strict=True):
+            row[block] = returns_to_go(torch.from_numpy(values[block]), ends).numpy()
         first = last
-    return rows
+    return found[0], found[1]
 
 
 def _probabilities(

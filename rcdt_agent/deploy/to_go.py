@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.losses import returns_to_go
+from rcdt_agent.data.sampler import to_go
 
 Floats = npt.NDArray[np.float32]
 
@@ -42,12 +41,7 @@ class ReturnToGo:
             quantile: Which return-to-go among those within the cost.
             cost_unit: Costs are resolved evenly below it and ever more coarsely above.
         """
-        ends = torch.zeros(dataset.n_transitions, dtype=torch.bool)
-        ends[torch.from_numpy(dataset.offsets[1:] - 1)] = True
-        rtg, ctg = (
-            returns_to_go(torch.from_numpy(values), ends).numpy()
-            for values in (dataset.step_rewards, dataset.step_costs)
-        )
+        rtg, ctg = to_go(dataset)
         longest = int(dataset.lengths.max())
         steps = np.unique(np.linspace(0, longest - 1, min(_STEPS, longest)).round().astype(int))
         top = np.arcsinh(max(float(dataset.costs.max()), cost_unit) / cost_unit)
