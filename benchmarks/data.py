@@ -57,9 +57,23 @@ def make_arrays(
 
 
 def peak_bytes() -> int:
-    """The most memory this process ever held."""
+    """The most memory this process ever held, or since `forget_peak`."""
+    return _status("VmHWM")
+
+
+def held_bytes() -> int:
+    """The memory this process holds now."""
+    return _status("VmRSS")
+
+
+def forget_peak() -> None:
+    """Count the peak from now on."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _status(name: str) -> int:
     lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
 
 
 def main() -> None:

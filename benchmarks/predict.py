@@ -86,7 +86,7 @@ def main() -> None:
             our_step(agent, n_envs),
             theirs if n_envs == 1 else (lambda n=n_envs: [theirs() for _ in range(n)]),
             rounds=options.rounds,
-            inner=max(2, 50 // n_envs),
+            inner=max(6, 50 // n_envs),
             inner_theirs=50 if n_envs == 1 else 1,
             wanted=wanted,
         )

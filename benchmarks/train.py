@@ -31,19 +31,24 @@ from rcdt_agent.scaling import Scaling
 EPISODE, OBSERVATION, ACTION = 300, 7, 2
 COST_LIMIT = 20.0
 
+SIZES = {"the sizes above": (OBSERVATION, ACTION), "HopperVelocity's sizes": (11, 3)}
+
 MEASURE_MEMORY = """
-import sys, h5py, torch
+import sys
 sys.path.insert(0, sys.argv[2])
-from data import peak_bytes
-from train import make_learner
-from rcdt_agent.data import TrajectoryDataset
-torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)
-before = peak_bytes()
-learner = make_learner(TrajectoryDataset.from_hdf5(sys.argv[1]), "cdt", batch_size=2048)
-ready = peak_bytes() - before
-learner.step()
-weights = sum(p.numel() * 4 for p in learner.policy.parameters())
-print(ready, peak_bytes() - before, weights)
+from data import forget_peak, held_bytes, peak_bytes
+from rcdt_agent import RCDT, TrajectoryDataset
+
+def train(path, batch_size):
+    agent = RCDT(preset="paper", variant="cdt", batch_size=batch_size, seed=0)
+    return agent.learn(TrajectoryDataset.from_hdf5(path), 2)
+
+train(sys.argv[3], 2)  # loads whatever code is loaded late
+forget_peak()
+before = held_bytes()
+agent = train(sys.argv[1], 2048)
+weights = sum(p.numel() * 4 for p in agent.policy.parameters())
+print(peak_bytes() - before, weights)
 """
 
 
@@ -82,25 +87,26 @@ def needed_flops(config: Config, observation_size: int, action_size: int) -> flo
     return 3 * forward * config.batch_size
 
 
-def measure_memory(transitions: int) -> dict[str, float]:
-    """Peak memory of training on a large file, over that of the file's arrays and the model."""
-    arrays = make_arrays(transitions, EPISODE, OBSERVATION, ACTION)
-    n_bytes = sum(values.nbytes for values in arrays.values())
+def measure_memory(transitions: int, observation_size: int, action_size: int) -> dict[str, float]:
+    """Peak memory of `learn` at batch 2048, over that of the file's arrays and the model."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "data.hdf5"
-        TrajectoryDataset.from_arrays(**arrays).to_hdf5(path)
+        files = []
+        for n in (transitions, EPISODE):
+            arrays = make_arrays(n, EPISODE, observation_size, action_size)
+            files.append(str(Path(folder) / f"{n}.hdf5"))
+            TrajectoryDataset.from_arrays(**arrays).to_hdf5(files[-1])
+            n_bytes = sum(values.nbytes for values in arrays.values()) * transitions // n
         here = str(Path(__file__).resolve().parent)
         result = subprocess.run(
-            [sys.executable, "-c", MEASURE_MEMORY, str(path), here],
+            [sys.executable, "-c", MEASURE_MEMORY, files[0], here, files[1]],
             check=True, capture_output=True, text=True,
         )  # fmt: skip
-    ready, peak, weights = map(int, result.stdout.split())
+    peak, weights = map(int, result.stdout.split())
     return {
         "arrays_mb": n_bytes / 1e6,
         "model_mb": weights / 1e6,
-        "ready_ratio": ready / (n_bytes + weights),
-        "peak_ratio": peak / (n_bytes + weights),
         "peak_mb": peak / 1e6,
+        "peak_ratio": peak / (n_bytes + weights),
     }
 
 
@@ -134,13 +140,14 @@ def main() -> None:
             f"batch {entry['batch']}: {entry['share']:.0%} of the {entry['peak_gflops']:.0f} "
             f"GFLOP/s of a large matrix product (wanted 60 %)"
         )
-    memory = measure_memory(options.transitions)
-    print(
-        f"memory, {options.transitions} transitions ({memory['arrays_mb']:.0f} MB) and model "
-        f"({memory['model_mb']:.0f} MB): {memory['ready_ratio']:.2f} times that ready to train, "
-        f"{memory['peak_ratio']:.2f} times ({memory['peak_mb']:.0f} MB) at the peak of a step "
-        f"(wanted 1.5)"
-    )
+    memory = {}
+    for name, sizes in SIZES.items():
+        memory[name] = found = measure_memory(options.transitions, *sizes)
+        print(
+            f"memory, {options.transitions} transitions of {name} ({found['arrays_mb']:.0f} MB) "
+            f"and model ({found['model_mb']:.0f} MB): {found['peak_ratio']:.2f} times that "
+            f"({found['peak_mb']:.0f} MB) at the peak (wanted 1.5)"
+        )
     if options.json:
         found = {"rows": rows, "shares": shares, "memory": memory}
         options.json.write_text(json.dumps(found, indent=2))

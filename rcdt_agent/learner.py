@@ -25,8 +25,8 @@ from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
 from rcdt_agent.threads import in_lanes, keep_freed_memory, lanes
 
-PART_VALUES = 102_400
-"""Values of one activation (tokens times width) that a core takes at a time: 800 tokens of the
+PART_VALUES = 81_920
+"""Values of one activation (tokens times width) that a core takes at a time: 640 tokens of the
 paper's width. What a layer reads and writes then stays in its cache, and memory does not grow with
 the batch."""
 

@@ -70,17 +70,19 @@ def act(
         scaling.ctg_token(tensor(ctg[:, :used])),
         tensor(state.timesteps[:, :used]),
     )
-    rows = torch.arange(state.n_envs, device=device), tensor(last)
     if (last == used - 1).all():
         features = policy.last_features(*window)
     else:
-        features = policy.features(*window)[rows]
-    mean, log_std = policy.distribution(features)
-    std = log_std.exp()
-    chosen = mean if deterministic else mean + std * torch.randn_like(mean)
+        features = policy.features(*window)[torch.arange(state.n_envs, device=device), tensor(last)]
+    if deterministic and shield is None:
+        chosen = policy.mean(features)
+    else:
+        mean, log_std = policy.distribution(features)
+        std = log_std.exp()
+        chosen = mean if deterministic else mean + std * torch.randn_like(mean)
     chosen, replaced = chosen.clamp(-1.0, 1.0), None
     if shield is not None:
-        obs = tensor(state.obs)[rows]
+        obs = tensor(state.obs[np.arange(state.n_envs), last])
         left = cost_budget - state.total_cost
         chosen, replaced = shield.choose(obs, mean, std, chosen, left, state.steps - 1)
     unit = chosen.cpu().numpy()

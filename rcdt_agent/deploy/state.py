@@ -153,11 +153,14 @@ class AgentState:
 
     def with_targets(self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike) -> AgentState:
         """The same episodes steered to another return and budget from here on."""
+        target, budget = _floats(target_return), _floats(cost_budget)
+        if (self.target_return == target).all() and (self.cost_budget == budget).all():
+            return self
         shape = self.target_return.shape
         return replace(
             self,
-            target_return=np.broadcast_to(_floats(target_return), shape).copy(),
-            cost_budget=np.broadcast_to(_floats(cost_budget), shape).copy(),
+            target_return=np.broadcast_to(target, shape).copy(),
+            cost_budget=np.broadcast_to(budget, shape).copy(),
         )
 
     def with_tokens(self, rtg: Floats, ctg: Floats) -> AgentState:
@@ -265,7 +268,7 @@ class AgentState:
             )
         if not np.isfinite(array).all():
             raise InvalidArgumentError(f"`{name}` must be finite, got {array}.")
-        return np.broadcast_to(array.reshape(-1), (self.n_envs,))
+        return array.reshape(-1) if array.size == self.n_envs else np.full(self.n_envs, array)
 
 
 def _floats(values: npt.ArrayLike) -> Floats:

@@ -53,7 +53,8 @@ class LastState:
         return self._versions == self._read_versions()
 
     def _read_versions(self) -> list[Any]:
-        return [(p.data_ptr(), p._version) for p in self._parameters]
+        # In place, each has a version; moved or replaced, all are.
+        return [self._parameters[0].data_ptr(), *[p._version for p in self._parameters]]
 
     def __call__(
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
