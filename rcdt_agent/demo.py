@@ -23,7 +23,7 @@ from rcdt_agent.tasks.speed_limit import ENV_ID, optimal_return, record_drivers
 
 BALL_CIRCLE = Path(__file__).parent / "demo_data" / "OfflineBallCircle-v0-demo.hdf5"
 SPEED_BUDGETS = (2.0, 5.0, 10.0, 20.0, 40.0)
-SPEED_STEPS, BALL_STEPS = 1_500, 2_400
+SPEED_STEPS, BALL_STEPS = 1_500, 8_000
 
 
 def train_speed_limit(folder: Path, total_steps: int = SPEED_STEPS) -> BudgetReport:
