@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,11 +14,11 @@ from torch import Tensor, nn
 
 from rcdt_agent import losses
 from rcdt_agent.config import Config
+from rcdt_agent.critic_learner import CriticPair
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, WindowSampler, normalize_weights
 from rcdt_agent.errors import TrainingError
 from rcdt_agent.gradients import Gradients, Terms
-from rcdt_agent.networks.critics import TwinCritic, critic_values, soft_update
 from rcdt_agent.networks.dropout import draw_seed
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
@@ -32,9 +31,6 @@ the batch."""
 
 KEPT_VALUES = 1_310_720
 """Values whose graph may be kept between the two stages of a gradient; beyond, it is made again."""
-
-CRITIC_ROWS = 2_048
-"""Steps that go through the critics at a time in training on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +81,7 @@ class Learner:
         """Make networks and sampler.
 
         Args:
-            dataset: Training data; its observations and actions are scaled once, into the sampler.
+            dataset: Training data, read where it is.
             config: Settings.
             scaling: How observations, actions and tokens are scaled.
             episode_length: Longest episode, for the timestep embedding.
@@ -121,22 +117,7 @@ class Learner:
         self.lmbda = torch.zeros((), device=self.device)
         self.episode_length = episode_length
         self.episode_factor = losses.episode_cost_factor(config.cost_discount, episode_length)
-        self.reward_critic, self.cost_critic = (
-            make_critic(dataset, values, discount, config).to(self.device)
-            for values, discount in (
-                (dataset.step_rewards, config.discount),
-                (dataset.step_costs, config.cost_discount),
-            )
-        )
-        self.reward_target, self.cost_target = (
-            copy.deepcopy(critic).requires_grad_(False)
-            for critic in (self.reward_critic, self.cost_critic)
-        )
-        self.critic_optimizer = torch.optim.Adam(
-            [*self.reward_critic.parameters(), *self.cost_critic.parameters()],
-            lr=config.critic_learning_rate,
-            fused=True,
-        )
+        self.critics = CriticPair(dataset, config, self.device)
         self.sampler = WindowSampler(
             dataset,
             context_length=config.context_length,
@@ -172,71 +153,13 @@ class Learner:
             self.critic_step(batch)
         self.policy_step(batch, with_critics=active)
         if active:
-            for name in self._critic_names():
-                target, critic = self._targets[name], self._critics[name]
-                soft_update(target, critic, self.config.target_rate)
+            self.critics.follow()
         self.step_count += 1
 
     def critic_step(self, batch: Batch) -> None:
-        """Fit both critics to their TD targets on every real transition of the windows."""
-        critics = {name: self._critics[name] for name in self._critic_names()}
-        parameters = [p for critic in critics.values() for p in critic.parameters()]
-        next_actions = self.next_actions(batch)
-        size = len(batch.mask)
-        if self.device.type == "cpu":
-            size = max(1, CRITIC_ROWS // batch.mask.shape[1])
-        n_known = batch.next_known.sum().clamp(min=1)
-
-        def fit(own: Sequence[tuple[Batch, Tensor]]) -> tuple[Gradients, Terms]:
-            grads, sums = Gradients(parameters), Terms()
-            for part, actions in own:
-                loss, terms = self._critic_objective(part, actions)
-                share = part.next_known.sum() / n_known
-                grads.add(share * loss)
-                sums.add(terms, share)
-            return grads, sums
-
-        self.critic_optimizer.zero_grad(set_to_none=True)
-        parts = list(zip(batch.split(size), torch.split(next_actions, size), strict=True))
-        total = Terms()
-        for grads, sums in in_lanes(fit, parts):
-            grads.give()
-            total.add(sums)
-        for name, critic in critics.items():
-            norm = nn.utils.clip_grad_norm_(critic.parameters(), self.config.critic_max_grad_norm)
-            self._record(f"{name}_grad_norm", norm)
-        for name, value in total.items():
+        """Fit the critics to their TD targets once."""
+        for name, value in self.critics.fit(batch, self.next_actions(batch)).items():
             self._record(name, value)
-        self.critic_optimizer.step()
-
-    def _critic_objective(
-        self, batch: Batch, next_actions: Tensor
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The critics' loss and its terms, detached."""
-        config, names = self.config, self._critic_names()
-        with torch.no_grad():
-            following = critic_values(
-                [self._targets[name] for name in names], batch.next_obs, next_actions
-            )
-        critics = [self._critics[name] for name in names]
-        fitted = critic_values(critics, batch.obs, batch.actions)
-        total = torch.zeros((), device=self.device)
-        terms = {}
-        for name, critic, values, ahead in zip(names, critics, fitted, following, strict=True):
-            if name == "q":
-                target = losses.td_target(
-                    batch.rewards, ahead.amin(0), batch.terminals, config.discount
-                )
-            else:
-                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
-                ahead = self._worse_cost(ahead).clamp(min=0.0)
-                target = losses.td_target(batch.costs, ahead, batch.terminals, config.cost_discount)
-            # In the critic's own unit.
-            loss = losses.td_loss(values / critic.scale, target / critic.scale, batch.next_known)
-            total = total + loss
-            terms[f"{name}_loss"] = loss.detach()
-            terms[f"{name}_data"] = losses.masked_mean(values.detach()[0], batch.next_known)
-        return total, terms
 
     def policy_step(self, batch: Batch, *, with_critics: bool) -> None:
         """Minimise the policy's objective once, then move lambda."""
@@ -370,11 +293,7 @@ class Learner:
             terms["cost_head_loss"] = guess.detach()
         if noise is not None:
             actions = (mean + log_std.exp() * noise.actions).clamp(-1.0, 1.0)
-            names = self._critic_names()
-            critics = [self._critics[name] for name in names]
-            # Gradients reach the actions, not the critics.
-            values = critic_values(critics, batch.obs, actions, frozen=True)
-            judged = dict(zip(names, values, strict=True))
+            judged = self.critics.values(batch.obs, actions)
             if config.q_guidance:
                 first, second = judged["q"]
                 q_a = torch.where(noise.swap, second, first)
@@ -382,7 +301,7 @@ class Learner:
                 loss = loss - config.eta * losses.q_guidance(q_a, q_b, batch.mask)
                 terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
             if config.cost_penalty:
-                costs = self._worse_cost(judged["cost"])
+                costs = self.critics.worse_cost(judged["cost"])
                 penalty = cost = losses.cost_penalty(costs, batch.mask)
                 terms["cost_estimate"] = terms["cost_policy"] = cost.detach()
                 if config.kappa_mode == "token":
@@ -489,35 +408,18 @@ class Learner:
         """The networks by name."""
         return {
             "policy": self.policy,
-            "reward_critic": self.reward_critic,
-            "cost_critic": self.cost_critic,
-            "reward_target": self.reward_target,
-            "cost_target": self.cost_target,
+            "reward_critic": self.critics.reward,
+            "cost_critic": self.critics.cost,
+            "reward_target": self.critics.reward_target,
+            "cost_target": self.critics.cost_target,
         }
 
     def _optimizers(self) -> dict[str, torch.optim.Optimizer]:
         return {
             "policy": self.policy_optimizer,
             "temperature": self.temperature_optimizer,
-            "critics": self.critic_optimizer,
+            "critics": self.critics.optimizer,
         }
-
-    def _critic_names(self) -> list[str]:
-        """The critics whose terms act."""
-        acting = {"q": self.config.q_guidance, "cost": self.config.cost_penalty}
-        return [name for name, acts in acting.items() if acts]
-
-    @property
-    def _critics(self) -> dict[str, TwinCritic]:
-        return {"q": self.reward_critic, "cost": self.cost_critic}
-
-    @property
-    def _targets(self) -> dict[str, TwinCritic]:
-        return {"q": self.reward_target, "cost": self.cost_target}
-
-    def _worse_cost(self, twins: Tensor) -> Tensor:
-        """The twin that the configuration believes: (2, ...) -> (...,)."""
-        return twins.amax(0) if self.config.cost_reduction == "max" else twins.amin(0)
 
     def _temperature_step(self, entropy: Tensor) -> None:
         """Minimise exp(log temperature) (entropy - target), whose gradient is itself."""
@@ -563,20 +465,6 @@ def make_policy(
         attention_dropout=config.attention_dropout,
         log_std_range=config.log_std_range,
         cost_head=config.cost_head_weight > 0,
-    )
-
-
-def make_critic(
-    dataset: TrajectoryDataset, step_values: Any, discount: float, config: Config
-) -> TwinCritic:
-    """A critic whose unit is the size of the discounted sums in the data."""
-    typical = float(np.abs(step_values).mean()) / (1 - discount)
-    return TwinCritic(
-        dataset.observation_size,
-        dataset.action_size,
-        width=config.critic_width,
-        n_layers=config.critic_layers,
-        scale=max(typical, 1e-3),
     )
 
 

@@ -389,10 +389,10 @@ def test_critic_error_of_a_constant_critic(drivers):
     part = drivers.select(np.arange(4))
     assert not part.terminated.any()  # SpeedLimit ends by time only
     with torch.no_grad():
-        for parameter in agent.learner.cost_critic.parameters():
+        for parameter in agent.learner.critics.cost.parameters():
             parameter.zero_()
-        agent.learner.cost_critic.layers[-1].bias.fill_(2.0)
-    constant = 2.0 * float(agent.learner.cost_critic.scale)
+        agent.learner.critics.cost.layers[-1].bias.fill_(2.0)
+    constant = 2.0 * float(agent.learner.critics.cost.scale)
     truth = []
     for i in range(4):
         costs = part.step_costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)

@@ -61,26 +61,26 @@ def unweighted(batch):
 def test_q_term_alone_raises_the_value_of_the_policys_actions(dataset):
     learner = make_learner(dataset, cost_penalty=False, eta=1.0)
     batch = unweighted(learner.sampler.sample())
-    before = policy_value(learner, learner.reward_critic, batch)
-    critics = snapshot(learner.reward_critic), snapshot(learner.cost_critic)
+    before = policy_value(learner, learner.critics.reward, batch)
+    critics = snapshot(learner.critics.reward), snapshot(learner.critics.cost)
     for _ in range(30):
         learner.policy_step(batch, with_critics=True)
-    after = policy_value(learner, learner.reward_critic, batch)
+    after = policy_value(learner, learner.critics.reward, batch)
     assert after > before + 1e-3 * abs(before)
-    assert same(learner.reward_critic, critics[0])
-    assert same(learner.cost_critic, critics[1])
+    assert same(learner.critics.reward, critics[0])
+    assert same(learner.critics.cost, critics[1])
 
 
 def test_cost_term_alone_lowers_the_cost_of_the_policys_actions(dataset):
     learner = make_learner(dataset, q_guidance=False, lambda_step=0.0)
     learner.lmbda = torch.tensor(1.0)
     batch = unweighted(learner.sampler.sample())
-    before = policy_value(learner, learner.cost_critic, batch)
-    critics = snapshot(learner.cost_critic)
+    before = policy_value(learner, learner.critics.cost, batch)
+    critics = snapshot(learner.critics.cost)
     for _ in range(30):
         learner.policy_step(batch, with_critics=True)
-    assert policy_value(learner, learner.cost_critic, batch) < before - 1e-3 * abs(before)
-    assert same(learner.cost_critic, critics)
+    assert policy_value(learner, learner.critics.cost, batch) < before - 1e-3 * abs(before)
+    assert same(learner.critics.cost, critics)
 
 
 def test_without_any_term_the_policy_stands_still(dataset):
@@ -95,25 +95,25 @@ def test_without_any_term_the_policy_stands_still(dataset):
 def test_critic_step_moves_critics_only(dataset):
     learner = make_learner(dataset)
     policy, reward, cost = map(
-        snapshot, (learner.policy, learner.reward_critic, learner.cost_critic)
+        snapshot, (learner.policy, learner.critics.reward, learner.critics.cost)
     )
-    targets = snapshot(learner.reward_target)
+    targets = snapshot(learner.critics.reward_target)
     learner.critic_step(learner.sampler.sample())
     assert same(learner.policy, policy)
-    assert same(learner.reward_target, targets)
-    assert not same(learner.reward_critic, reward)
-    assert not same(learner.cost_critic, cost)
+    assert same(learner.critics.reward_target, targets)
+    assert not same(learner.critics.reward, reward)
+    assert not same(learner.critics.cost, cost)
 
 
 def test_step_updates_targets_after_the_critics(dataset):
     learner = make_learner(dataset)
-    before = snapshot(learner.reward_target)
+    before = snapshot(learner.critics.reward_target)
     learner.step()
     expected = [
         0.99 * old + 0.01 * new
-        for old, new in zip(before, learner.reward_critic.parameters(), strict=True)
+        for old, new in zip(before, learner.critics.reward.parameters(), strict=True)
     ]
-    for got, want in zip(learner.reward_target.parameters(), expected, strict=True):
+    for got, want in zip(learner.critics.reward_target.parameters(), expected, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-7)
 
 
@@ -131,7 +131,7 @@ def cut_into_parts_of_five(learner, monkeypatch):
     tokens = learner.config.context_length * learner.policy.tokens_per_step
     values = 5 * tokens * learner.config.embedding_size
     monkeypatch.setattr("rcdt_agent.learner.PART_VALUES", values)
-    monkeypatch.setattr("rcdt_agent.learner.CRITIC_ROWS", 5 * learner.config.context_length)
+    monkeypatch.setattr("rcdt_agent.critic_learner.CRITIC_ROWS", 5 * learner.config.context_length)
 
 
 @pytest.mark.parametrize("n_threads", [1, 2])
@@ -182,7 +182,7 @@ def test_critics_fitted_in_parts_have_the_gradient_of_the_whole(
         if parts:
             cut_into_parts_of_five(learner, monkeypatch)
         learner.critic_step(learner.sampler.sample())
-        critics = learner.critic_optimizer.param_groups[0]["params"]
+        critics = learner.critics.optimizer.param_groups[0]["params"]
         found.append((learner.metrics(), [p.grad for p in critics]))
     (metrics, whole), (other_metrics, in_parts) = found
     assert other_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
@@ -199,7 +199,7 @@ def test_the_same_seed_gives_the_same_weights_on_several_threads(dataset, monkey
         for _ in range(5):
             learner.step()
     assert same(learners[1].policy, snapshot(learners[0].policy))
-    assert same(learners[1].cost_critic, snapshot(learners[0].cost_critic))
+    assert same(learners[1].critics.cost, snapshot(learners[0].critics.cost))
 
 
 def test_both_passes_over_a_part_drop_the_same(dataset, monkeypatch, threads):
@@ -228,13 +228,13 @@ def test_both_passes_over_a_part_drop_the_same(dataset, monkeypatch, threads):
 
 def test_critics_wait_for_their_start(dataset):
     learner = make_learner(dataset, critic_start=0.03)  # of 100 steps
-    before = snapshot(learner.reward_critic)
+    before = snapshot(learner.critics.reward)
     for _ in range(3):
         assert not learner.critics_active
         learner.step()
-    assert same(learner.reward_critic, before)
+    assert same(learner.critics.reward, before)
     learner.step()
-    assert not same(learner.reward_critic, before)
+    assert not same(learner.critics.reward, before)
 
 
 def test_lambda_follows_its_formula(dataset):
@@ -250,7 +250,7 @@ def test_lambda_follows_its_formula(dataset):
 
 def test_lambda_moves_in_a_real_step_and_enters_the_loss(dataset):
     learner = make_learner(dataset, kappa=0.0, lambda_step=1.0)
-    for critic in (learner.cost_critic, learner.cost_target):
+    for critic in (learner.critics.cost, learner.critics.cost_target):
         always_say(critic, 2.0)
     learner.policy_step(learner.sampler.sample(), with_critics=True)
     assert float(learner.lmbda) == pytest.approx(2.0)
@@ -270,7 +270,7 @@ def test_kappa_can_be_an_episode_cost(dataset):
 def test_kappa_of_each_step_can_be_its_token(dataset):
     """A critic that always says 2: beyond some tokens' allowance, within others'."""
     learner = make_learner(dataset, lambda_step=0.5, kappa_mode="token", eta=0.0)
-    always_say(learner.cost_critic, 2.0)
+    always_say(learner.critics.cost, 2.0)
     batch = learner.sampler.sample()
     allowed = losses.cost_allowance(batch.ctg, 12 - batch.timesteps, 0.99)
     gaps = (2.0 - allowed)[batch.mask]
@@ -295,13 +295,15 @@ def test_td_targets_by_hand(monkeypatch):
     arrays = random_arrays([3, 2, 6], terminated=[True, False, False])
     data = TrajectoryDataset.from_arrays(**arrays)
     learner = make_learner(data, discount=0.5, cost_discount=0.25)
-    for critic in (learner.reward_target, learner.cost_target):
+    for critic in (learner.critics.reward_target, learner.critics.cost_target):
         always_say(critic, 100.0)
     seen = []
     real = losses.td_loss
 
     def spy(values, target, mask):
-        seen.append((target * (learner.reward_critic, learner.cost_critic)[len(seen)].scale, mask))
+        seen.append(
+            (target * (learner.critics.reward, learner.critics.cost)[len(seen)].scale, mask)
+        )
         return real(values, target, mask)
 
     monkeypatch.setattr(losses, "td_loss", spy)
@@ -356,7 +358,7 @@ def test_same_seed_same_weights(dataset):
 
     one, two = run(), run()
     for module in ("policy", "reward_critic", "cost_critic", "cost_target"):
-        assert same(getattr(one, module), snapshot(getattr(two, module)))
+        assert same(one.modules()[module], snapshot(two.modules()[module]))
     assert one.metrics() == two.metrics()
 
 
@@ -379,7 +381,7 @@ def test_state_continues_bit_for_bit(dataset):
     steps(whole, 10)
     steps(resumed, 10)
     assert same(resumed.policy, snapshot(whole.policy))
-    assert same(resumed.cost_critic, snapshot(whole.cost_critic))
+    assert same(resumed.critics.cost, snapshot(whole.critics.cost))
     assert resumed.step_count == whole.step_count == 22
 
 

@@ -122,8 +122,8 @@ def test_nothing_spoiled_is_written(tmp_path):
 def test_training_does_not_begin_with_spoiled_weights(drivers):
     agent = stopped_at(5, drivers)
     with torch.no_grad():
-        agent.learner.cost_critic.get_parameter(
-            next(name for name, _ in agent.learner.cost_critic.named_parameters())
+        agent.learner.critics.cost.get_parameter(
+            next(name for name, _ in agent.learner.critics.cost.named_parameters())
         ).fill_(float("nan"))
     with pytest.raises(TrainingError, match="stopped at step 5: `modules/cost_critic/"):
         agent.learn(drivers, 40)
