@@ -15,6 +15,7 @@ Weighting = Literal["none", "return_cost", "expert"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 KappaMode = Literal["critic", "episode", "token"]
 TokenShape = Literal["linear", "asinh"]
+Positions = Literal["episode", "window"]
 CostReduction = Literal["max", "min"]
 
 
@@ -50,6 +51,8 @@ class Config:
     """On attention weights (P: one figure for all; C applies it here too)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
+    positions: Positions = "episode"
+    """What a token's place embeds: its step of the episode (P), or of the window (I)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -217,6 +220,7 @@ class Config:
             ("sampling", Sampling),
             ("kappa_mode", KappaMode),
             ("ctg_shape", TokenShape),
+            ("positions", Positions),
             ("cost_reduction", CostReduction),
         ):
             _require(self, name, getattr(self, name) in get_args(kind), f"one of {get_args(kind)}")

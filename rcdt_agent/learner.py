@@ -456,7 +456,10 @@ def make_policy(
     return PolicyTransformer(
         observation_size,
         action_size,
-        n_timesteps=episode_length + config.context_length,
+        n_timesteps=config.context_length
+        if config.positions == "window"
+        else episode_length + config.context_length,
+        absolute_times=config.positions == "episode",
         n_layers=config.n_layers,
         n_heads=config.n_heads,
         width=config.embedding_size,

@@ -344,3 +344,20 @@ def test_soft_update():
         np.testing.assert_allclose(
             now.detach(), (0.75 * before + 0.25 * goal).detach(), rtol=1e-5, atol=1e-7
         )
+
+
+def test_places_in_the_window_know_nothing_of_the_episode():
+    policy, inputs = make_policy(n_timesteps=T, absolute_times=False), make_inputs()
+    later = {**inputs, "timesteps": inputs["timesteps"] + 7}
+    with torch.no_grad():
+        torch.testing.assert_close(policy.features(**later), policy.features(**inputs))
+        every = policy.features(**inputs)
+        torch.testing.assert_close(policy.last_features(**later), every[:, -1])
+        # It is the place that counts, not nothing: the same step twice gives two answers.
+        twice = {name: x[:, :1].expand(-1, T, *x.shape[2:]) for name, x in inputs.items()}
+        policy.embed_time.weight[1] += 1.0
+        first, second = policy.features(**twice)[:, :2].unbind(1)
+    assert not torch.allclose(first, second)
+    absolute = make_policy()
+    with torch.no_grad():
+        assert not torch.allclose(absolute.features(**later), absolute.features(**inputs))

@@ -39,7 +39,7 @@ class LastState:
             layers = policy.token_layers()
             joined = torch.block_diag(*(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
             self._n_heads = blocks[0].n_heads
-            self._n_times = policy.n_timesteps
+            self._rows_of_times = policy.rows_of_times
             self._ends = [
                 joined.contiguous(), torch.cat([layer.bias for layer in layers]),
                 policy.embed_time.weight, policy.norm_in.weight, policy.norm_in.bias,
@@ -62,7 +62,7 @@ class LastState:
         """(B, D) what the last state token knows; arguments as the policy's `forward`."""
         tokens = (rtg[..., None], ctg[..., None]) if self._cost_token else (rtg[..., None],)
         inputs = torch.cat((*tokens, obs, actions), dim=-1)
-        times = timesteps.clamp(max=self._n_times - 1)
+        times = self._rows_of_times(timesteps)
         if inputs.device.type != "cpu" or len(inputs) < 2 * _TOGETHER:
             return self._answer(inputs, times)
         parts = list(zip(*(torch.split(x, _TOGETHER) for x in (inputs, times)), strict=True))

@@ -27,6 +27,7 @@ class PolicyTransformer(nn.Module):
         action_size: int,
         *,
         n_timesteps: int,
+        absolute_times: bool = True,
         n_layers: int = 3,
         n_heads: int = 8,
         width: int = 128,
@@ -42,6 +43,7 @@ class PolicyTransformer(nn.Module):
             observation_size: O.
             action_size: A.
             n_timesteps: Rows of the timestep embedding; later steps use the last row.
+            absolute_times: Whether a step's row is its place in the episode; else in the window.
             n_layers: Blocks.
             n_heads: Attention heads.
             width: D.
@@ -54,6 +56,7 @@ class PolicyTransformer(nn.Module):
         super().__init__()
         self.cost_token = cost_token
         self.n_timesteps = n_timesteps
+        self.absolute_times = absolute_times
         self.log_std_range = log_std_range
         self.embed_rtg = nn.Linear(1, width)
         self.embed_ctg = nn.Linear(1, width) if cost_token else None
@@ -166,6 +169,14 @@ class PolicyTransformer(nn.Module):
             self._last_state = None
         return super().train(mode)
 
+    def rows_of_times(self, timesteps: Tensor) -> Tensor:
+        """(B, T) rows of the timestep embedding."""
+        if not self.absolute_times:
+            timesteps = torch.arange(timesteps.shape[1], device=timesteps.device)[None].expand(
+                timesteps.shape
+            )
+        return timesteps.clamp(max=self.n_timesteps - 1)
+
     def token_layers(self) -> list[nn.Linear]:
         """The embeddings of a step's tokens, in their order."""
         layers = (self.embed_rtg, self.embed_ctg, self.embed_obs, self.embed_action)
@@ -178,7 +189,7 @@ class PolicyTransformer(nn.Module):
         layers = self.token_layers()
         parts = [rtg, ctg, obs, actions] if self.cost_token else [rtg, obs, actions]
         n = rtg.numel()
-        times = timesteps.clamp(max=self.n_timesteps - 1).view(n)
+        times = self.rows_of_times(timesteps).reshape(n)
         rows = [part.reshape(n, -1) for part in parts]
         weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         table = self.embed_time.weight
