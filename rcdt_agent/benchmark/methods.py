@@ -60,6 +60,10 @@ SWITCHES: dict[str, Switch] = {
         about="half of the windows with a random slack in the cost token, so that it means at most",
         config={"relabel_fraction": 0.5},
     ),
+    "window": Switch(
+        about="tokens placed by their step of the window instead of the episode",
+        config={"positions": "window"},
+    ),
     "transition": Switch(
         about="windows drawn uniformly over all steps instead of over trajectories",
         config={"sampling": "transition"},
