@@ -305,7 +305,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rcdt": {},
     "rcdt-plus": {
         "relabel_fraction": 0.5,
-        "positions": "window",
+        "sampling": "transition",
         "eta": 0.1,
         "kappa_mode": "token",
         "target_quantile": 0.97,
