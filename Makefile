@@ -44,7 +44,7 @@ docs: $(STAMP)  ## Build the documentation, strictly
 demo: $(STAMP)  ## One policy at several cost budgets, in about three minutes
 	$(BIN)/python -m rcdt_agent.demo
 
-bench: $(STAMP)  ## Our speed beside the peer's, in about six minutes; build/bench.json
+bench: $(STAMP)  ## Our speed beside the peer's, in about four minutes; build/bench.json
 	$(BIN)/python benchmarks/all.py --json build/bench.json
 
 test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymnasium 1.x, numpy 2
