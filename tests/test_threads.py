@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -55,7 +56,9 @@ def test_an_error_of_a_run_is_raised(threads):
 def test_a_forked_process_makes_threads_of_its_own(threads):
     threads(2)
     in_lanes(list, range(2))
-    child = os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 advises against it
+        child = os.fork()
     if child == 0:
         os._exit(0 if in_lanes(list, range(2)) == [[0], [1]] else 1)
     for _ in range(100):
