@@ -66,7 +66,7 @@ def keep_freed_memory() -> None:
     """Let the C library keep what is freed, instead of giving it back and asking again at once.
 
     A training step frees and allocates hundreds of megabytes; every page that comes back from the
-    system is cleared first, a tenth of the step's time. Up to 256 MB stay with the process. Only
+    system is cleared first. Up to 256 MB stay with the process. Only
     glibc has these settings.
     """
     if sys.platform != "linux":

@@ -18,8 +18,6 @@ from torch.nn import functional as F
 from rcdt_agent.networks.dropout import Masks, kept_scale
 from rcdt_agent.networks.scripting import script
 
-EPSILON = 1e-5  # of the layer norms
-
 
 class Block(nn.Module):
     """Pre-norm attention and MLP; can answer at chosen positions only."""
