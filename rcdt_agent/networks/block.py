@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+from rcdt_agent.networks import kernels as compiled
 from rcdt_agent.networks.dropout import Masks, kept_scale
 from rcdt_agent.networks.scripting import script
 
@@ -47,17 +48,32 @@ class Block(nn.Module):
             every: Distance of the needed positions.
             masks: Where dropout masks are from; without, nothing is dropped.
         """
-        parts = (
-            self.norm_attention, self.query, self.key_value, self.out, self.norm_mlp, self.widen,
-            self.narrow,
-        )  # fmt: skip
-        weights = [tensor for part in parts for tensor in (part.weight, part.bias)]
+        weights = self.weights()
+        if compiled.usable(x, weights[2]):
+            return self._compiled(x, weights, first, every, masks)
         kept, scales = self._kept(x, first, every, masks)
         settings = (self.n_heads, first, every, *scales)
         if not torch.is_grad_enabled():
             return _forward(x, weights, kept, False, *settings)[0]
         y: Tensor = _Block.apply(settings, kept, x, *weights)  # type: ignore[no-untyped-call]
         return y
+
+    def weights(self) -> list[Tensor]:
+        """Weight and bias of each layer, in the order in which an input meets them."""
+        parts = (
+            self.norm_attention, self.query, self.key_value, self.out, self.norm_mlp, self.widen,
+            self.narrow,
+        )  # fmt: skip
+        return [tensor for part in parts for tensor in (part.weight, part.bias)]
+
+    def _compiled(
+        self, x: Tensor, weights: list[Tensor], first: int, every: int, masks: Masks | None
+    ) -> Tensor:
+        """The same by the compiled program."""
+        size_b, length, width = x.shape
+        rates = (self.attention_dropout, self.dropout) if masks else (0.0, 0.0)
+        plan = compiled.Plan(size_b, length, width, self.n_heads, first, every, *rates)
+        return compiled.block(plan, x, weights, masks.words(plan.words) if masks else None)
 
     def _kept(
         self, x: Tensor, first: int, every: int, masks: Masks | None

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
+Words = npt.NDArray[np.int16]
+
 _LEVELS = 1 << 16
+_ROOM = np.zeros(4, dtype=np.uint64)
 
 
 def draw_seed() -> int:
@@ -36,14 +41,28 @@ class Masks:
         self, shape: Sequence[int], probability: float, dtype: torch.dtype = torch.float32
     ) -> Tensor:
         """Mask of a shape that is 0 with the probability, else 1."""
-        threshold = _threshold(probability)
         if self._device.type != "cpu":
             draw = torch.empty(tuple(shape), dtype=dtype, device=self._device)
-            return draw.uniform_(generator=self._generator).ge_(threshold / _LEVELS)
-        n = math.prod(shape)
-        words = self._bits.random_raw(-(-n // 4)).view(np.int16)[:n]
-        mask = torch.from_numpy(words).ge_(threshold - _LEVELS // 2)
+            return draw.uniform_(generator=self._generator).ge_(_threshold(probability) / _LEVELS)
+        words = self.words([math.prod(shape)])[0]
+        mask = torch.from_numpy(words).ge_(least_word(probability))
         return mask.to(dtype).view(tuple(shape))
+
+    def words(self, sizes: Sequence[int]) -> list[Words]:
+        """The random words of masks that follow each other, for the CPU; see `least_word`.
+
+        They lie in one piece of memory with some room behind, so that whole vectors can be read
+        at the end of each.
+        """
+        counts = [-(-n // 4) for n in sizes]
+        words = np.concatenate((self._bits.random_raw(sum(counts)), _ROOM)).view(np.int16)
+        starts = accumulate((4 * n for n in counts), initial=0)
+        return [words[start : start + n] for start, n in zip(starts, sizes, strict=False)]
+
+
+def least_word(probability: float) -> int:
+    """The least word that lets a value pass."""
+    return _threshold(probability) - _LEVELS // 2
 
 
 def kept_scale(probability: float) -> float:

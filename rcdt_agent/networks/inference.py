@@ -1,29 +1,30 @@
 """The policy laid out for acting: the last state's answer with few, large operations.
 
-One small window is mostly overhead: of Python, of modules and of kernels. Here the weights are
-joined once (all token embeddings into one matrix, queries, keys and values into another), and all
-layers are one program. `tests/test_networks.py` holds it to the policy's own features.
+One small window is mostly overhead: of Python, of modules and of kernels. Here all layers are one
+program: a compiled one on processors (`kernels`), else one of torch's operations on weights that
+are joined once (all token embeddings into one matrix, queries, keys and values into another).
+`tests/test_networks.py` holds both to the policy's own features.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from rcdt_agent.networks import kernels as compiled
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.scripting import script
-from rcdt_agent.threads import in_lanes
 
 if TYPE_CHECKING:
     from rcdt_agent.networks.transformer import PolicyTransformer
 
-_TOGETHER = 8
-"""Windows that go through the layers at a time where there are several cores."""
+Answer = Callable[[list[Tensor], Tensor], Tensor]
+"""From the inputs of each kind of token, (B, T, size), and rows of times, (B, T), to (B, D)."""
 
 
 class LastState:
@@ -34,19 +35,10 @@ class LastState:
         self._cost_token = policy.cost_token
         self._parameters = list(policy.parameters())
         self._versions = self._read_versions()
-        blocks = [block for block in policy.blocks if isinstance(block, Block)]
+        self._rows_of_times = policy.rows_of_times
+        table = policy.embed_time.weight
         with torch.inference_mode(False), torch.no_grad():
-            layers = policy.token_layers()
-            joined = torch.block_diag(*(layer.weight for layer in layers))  # type: ignore[no-untyped-call]
-            self._n_heads = blocks[0].n_heads
-            self._rows_of_times = policy.rows_of_times
-            self._ends = [
-                joined.contiguous(), torch.cat([layer.bias for layer in layers]),
-                policy.embed_time.weight, policy.norm_in.weight, policy.norm_in.bias,
-                policy.norm_out.weight, policy.norm_out.bias,
-            ]  # fmt: skip
-            self._body = [tensor for block in blocks[:-1] for tensor in _full(block)]
-            self._final = _final(blocks[-1])
+            self._answer = _compiled(policy) if compiled.usable(table, table) else _joined(policy)
 
     def is_current(self) -> bool:
         """Whether the policy's weights are still those that were joined."""
@@ -60,21 +52,43 @@ class LastState:
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
     ) -> Tensor:
         """(B, D) what the last state token knows; arguments as the policy's `forward`."""
-        tokens = (rtg[..., None], ctg[..., None]) if self._cost_token else (rtg[..., None],)
-        inputs = torch.cat((*tokens, obs, actions), dim=-1)
-        times = self._rows_of_times(timesteps)
-        if inputs.device.type != "cpu" or len(inputs) < 2 * _TOGETHER:
-            return self._answer(inputs, times)
-        parts = list(zip(*(torch.split(x, _TOGETHER) for x in (inputs, times)), strict=True))
+        inputs = [rtg[..., None], ctg[..., None], obs, actions]
+        if not self._cost_token:
+            del inputs[1]
+        return self._answer(inputs, self._rows_of_times(timesteps))
 
-        def answer(own: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-            with torch.inference_mode():
-                return torch.cat([self._answer(*part) for part in own])
 
-        return torch.cat(in_lanes(answer, parts))
+def _compiled(policy: PolicyTransformer) -> Answer:
+    """By the compiled program."""
+    layers, blocks = policy.token_layers(), policy.full_blocks()
+    first = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
+    first += [policy.norm_in.weight, policy.norm_in.bias]
+    body = [tensor for block in blocks for tensor in block.weights()]
+    return compiled.LastStates(
+        policy.embed_time.weight,
+        [*first, *body, policy.norm_out.weight, policy.norm_out.bias],
+        n_kinds=len(layers),
+        n_layers=len(blocks),
+        n_heads=blocks[0].n_heads,
+    )
 
-    def _answer(self, inputs: Tensor, times: Tensor) -> Tensor:
-        return _last_state(inputs, times, self._ends, self._body, self._final, self._n_heads)
+
+def _joined(policy: PolicyTransformer) -> Answer:
+    """By torch's operations on joined weights."""
+    layers, blocks = policy.token_layers(), policy.full_blocks()
+    ends = [
+        torch.block_diag(*(layer.weight for layer in layers)).contiguous(),  # type: ignore[no-untyped-call]
+        torch.cat([layer.bias for layer in layers]),
+        policy.embed_time.weight, policy.norm_in.weight, policy.norm_in.bias,
+        policy.norm_out.weight, policy.norm_out.bias,
+    ]  # fmt: skip
+    body = [tensor for block in blocks[:-1] for tensor in _full(block)]
+    final, n_heads = _final(blocks[-1]), blocks[0].n_heads
+
+    def answer(inputs: list[Tensor], times: Tensor) -> Tensor:
+        return _last_state(torch.cat(inputs, dim=-1), times, ends, body, final, n_heads)
+
+    return answer
 
 
 def _shared(block: Block) -> list[Tensor]:

@@ -6,13 +6,13 @@ action; the action distribution is read at the state token, which sees everythin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from rcdt_agent.networks import kernels as compiled
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks, draw_seed, kept_scale
 from rcdt_agent.networks.inference import LastState
@@ -132,17 +132,11 @@ class PolicyTransformer(nn.Module):
             timesteps: See `forward`.
             dropout_seed: Of the dropout masks in training; default: from torch's global state.
         """
-        size_b, size_t, _ = obs.shape
         per_step = self.tokens_per_step
         masks = None
         if self.training and self.drops:
             masks = Masks(draw_seed() if dropout_seed is None else dropout_seed, obs.device)
-        x = self._embed(obs, actions, rtg, ctg, timesteps).view(size_b, size_t * per_step, -1)
-        # The last action comes after the last state, so no state looks at it.
-        x = self.norm_in(x[:, :-1])
-        if masks and self.dropout:
-            mask = masks.draw(x.shape, self.dropout, x.dtype)
-            x = x * mask.mul_(kept_scale(self.dropout))
+        x = self._tokens(obs, actions, rtg, ctg, timesteps, masks)
         *body, final = self.blocks
         for block in body:
             x = block(x, masks=masks)
@@ -169,6 +163,10 @@ class PolicyTransformer(nn.Module):
             self._last_state = None
         return super().train(mode)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy is made of: not the weights joined for acting."""
+        return {**self.__dict__, "_last_state": None}
+
     def rows_of_times(self, timesteps: Tensor) -> Tensor:
         """(B, T) rows of the timestep embedding."""
         if not self.absolute_times:
@@ -177,29 +175,48 @@ class PolicyTransformer(nn.Module):
             )
         return timesteps.clamp(max=self.n_timesteps - 1)
 
+    def full_blocks(self) -> list[Block]:
+        """The blocks, with their type."""
+        return [block for block in self.blocks if isinstance(block, Block)]
+
     def token_layers(self) -> list[nn.Linear]:
         """The embeddings of a step's tokens, in their order."""
         layers = (self.embed_rtg, self.embed_ctg, self.embed_obs, self.embed_action)
         return [layer for layer in layers if layer is not None]
 
-    def _embed(
-        self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
+    def _tokens(
+        self,
+        obs: Tensor,
+        actions: Tensor,
+        rtg: Tensor,
+        ctg: Tensor,
+        timesteps: Tensor,
+        masks: Masks | None,
     ) -> Tensor:
-        """(B T, S, D) the tokens of each step, in their order."""
-        layers = self.token_layers()
-        parts = [rtg, ctg, obs, actions] if self.cost_token else [rtg, obs, actions]
-        n = rtg.numel()
-        times = self.rows_of_times(timesteps).reshape(n)
-        rows = [part.reshape(n, -1) for part in parts]
+        """(B, S T - 1, D) the tokens of all steps in their order, normalised.
+
+        Without the last action: it comes after the last state, so no state looks at it.
+        """
+        parts = [rtg[..., None], ctg[..., None], obs, actions]
+        if not self.cost_token:
+            del parts[1]
+        layers, table = self.token_layers(), self.embed_time.weight
+        times = self.rows_of_times(timesteps)
         weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
-        table = self.embed_time.weight
-        if not torch.is_grad_enabled():
-            return _tokens(rows, times, table, weights)
-        tokens: Tensor = _Embed.apply(rows, times, table, *weights)  # type: ignore[no-untyped-call]
-        return tokens
+        if compiled.usable(obs, table):
+            norm = [self.norm_in.weight, self.norm_in.bias]
+            return compiled.tokens(parts, times, table, [*weights, *norm], self.dropout, masks)
+        rows = [part.flatten(0, 1) for part in parts]
+        embed = _Embed.apply if torch.is_grad_enabled() else _embed
+        x: Tensor = embed(rows, times.flatten(), table, *weights)
+        x = self.norm_in(x.view(obs.shape[0], -1, table.shape[1])[:, :-1])
+        if masks and self.dropout:
+            mask = masks.draw(x.shape, self.dropout, x.dtype)
+            x = x * mask.mul_(kept_scale(self.dropout))
+        return x
 
 
-def _tokens(parts: list[Tensor], times: Tensor, table: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def _embed(parts: list[Tensor], times: Tensor, table: Tensor, *weights: Tensor) -> Tensor:
     """S linear layers into one tensor (N, S, D), plus the embedding of the time step."""
     tokens = table.new_empty(times.shape[0], len(parts), table.shape[1])
     pairs = zip(weights[::2], weights[1::2], strict=True)
@@ -215,7 +232,7 @@ class _Embed(torch.autograd.Function):
     ) -> Tensor:
         ctx.save_for_backward(times, *parts)
         ctx.n_times = len(table)
-        return _tokens(parts, times, table, weights)
+        return _embed(parts, times, table, *weights)
 
     @staticmethod
     @once_differentiable

@@ -1,0 +1,457 @@
+"""Transformer blocks as compiled programs for processors: `kernels.c`, built when installing.
+
+Optional: without a C compiler at installation, without a BLAS in torch's library that others may
+call, on other devices and for other number formats, `rcdt_agent.networks.block` does the same with
+torch's operations. `RCDT_KERNELS=0` in the environment leaves them out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from rcdt_agent.networks.dropout import Masks, Words, kept_scale, least_word
+
+VARIABLE = "RCDT_KERNELS"
+LEVELS = ("any processor", "AVX2", "AVX-512")
+
+_PLAIN = (Tensor, nn.Parameter)
+_LANES = 16
+_TILE_ROWS = 320
+"""Tokens that go through a block at a time: what one layer reads and writes stays in the cache."""
+
+
+class _Shape(ctypes.Structure):
+    """`shape_t` of kernels.c."""
+
+    _fields_ = (
+        *(
+            (name, ctypes.c_int)
+            for name in (
+                "windows", "length", "width", "heads", "head", "first", "every", "asked", "tile",
+                "saved_per_window", "keep", "attention_threshold", "branch_threshold",
+            )
+        ),
+        *((name, ctypes.c_float) for name in ("attention_scale", "branch_scale", "score_scale")),
+    )  # fmt: skip
+
+
+class _Steps(ctypes.Structure):
+    """`steps_t` of kernels.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("windows", "steps", "width", "kinds")),
+        ("sizes", ctypes.c_int * 4),
+        ("threshold", ctypes.c_int),
+        ("scale", ctypes.c_float),
+    )
+
+
+@dataclass(frozen=True)
+class _Library:
+    functions: Any
+    level: int
+    team: Any
+
+
+@lru_cache(maxsize=1)
+def _library() -> _Library | None:
+    """The compiled functions and torch's matrix product, if both are there."""
+    spec = find_spec("rcdt_agent.networks.kernels._compiled")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        functions = ctypes.CDLL(spec.origin)
+    except OSError:
+        return None
+    return _Library(functions, functions.rcdt_level(), _team())
+
+
+def _team() -> Any:
+    """OpenMP's entry in the library that torch uses; None if there is none."""
+    try:
+        torch_library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
+    except (OSError, AttributeError):
+        return None
+
+
+def instruction_set() -> str | None:
+    """What the compiled blocks use here; None if there are none."""
+    library = _library() if os.environ.get(VARIABLE) != "0" else None
+    return None if library is None else LEVELS[library.level]
+
+
+def usable(values: Tensor, weight: Tensor) -> bool:
+    """Whether the compiled programs can take these values and a weight of so many columns."""
+    return (
+        values.device.type == "cpu"
+        and type(values) in _PLAIN  # not one that stands for values while exporting
+        and values.dtype == weight.dtype == torch.float32
+        and weight.shape[-1] % _LANES == 0
+        and os.environ.get(VARIABLE) != "0"
+        and _library() is not None
+    )
+
+
+def _padded(n: int) -> int:
+    return -(-n // _LANES) * _LANES
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One block's call: its sizes and what dropout takes.
+
+    Attributes:
+        windows: B.
+        length: L, tokens of a window.
+        width: D.
+        n_heads: Heads.
+        first: First position that is answered.
+        every: Distance of the answered positions.
+        attention_dropout: Probability that a weight of attention is dropped.
+        dropout: Probability that a value of a branch is dropped.
+        most: Tokens that may go through the block at a time.
+    """
+
+    windows: int
+    length: int
+    width: int
+    n_heads: int
+    first: int
+    every: int
+    attention_dropout: float = 0.0
+    dropout: float = 0.0
+    most: int = _TILE_ROWS
+
+    @property
+    def asked(self) -> int:
+        """Positions of a window that are answered."""
+        return len(range(self.first, self.length, self.every))
+
+    @property
+    def words(self) -> list[int]:
+        """How many random words dropout needs: for attention, and for either branch."""
+        branch = self.windows * self.asked * self.width
+        pairs = self.windows * self.n_heads * self.asked * self.length
+        return [pairs * (self.attention_dropout > 0), *[branch * (self.dropout > 0)] * 2]
+
+    @property
+    def tile(self) -> int:
+        """Windows that go through the block at a time."""
+        return min(self.windows, max(1, self.most // self.length))
+
+    @property
+    def saved_per_window(self) -> int:
+        """Floats: q, mixed, x2 and the wide layer where asked; keys and values everywhere."""
+        return self.width * (7 * self.asked + 2 * self.length)
+
+    def scratch(self) -> int:
+        """Floats that a tile needs beside what is saved."""
+        return self._every + self._some + max(4 * self._some, self._attention)
+
+    def scratch_forward(self) -> int:
+        """Floats that `forward` needs: the matrices transposed, and a tile's."""
+        return 12 * self.width**2 + self.scratch()
+
+    def scratch_backward(self) -> int:
+        """Floats that `backward` needs."""
+        some, every = self._some, self._every
+        return 2 * some + every + max(8 * some, 2 * every + max(some, self._attention))
+
+    def scratch_acting(self) -> int:
+        """Floats that each core needs for `LastStates`: tokens, two activations, a block."""
+        last = self.tile * self.width * (self.length + 2 * self.n_heads + 11)
+        last += self.n_heads * _padded(self.length)
+        block = self.tile * self.saved_per_window + self.scratch()
+        return 3 * self._every + self.tile * self.width + max(block, last)
+
+    @property
+    def _every(self) -> int:
+        return self.tile * self.length * self.width
+
+    @property
+    def _some(self) -> int:
+        return self.tile * self.asked * self.width
+
+    @property
+    def _attention(self) -> int:
+        """Floats of one head's attention and its gradient."""
+        head, room = _padded(self.width // self.n_heads), _padded(self.length)
+        asked = _padded(self.asked)
+        return (2 * asked + 4 * room) * head + 3 * asked * room + _LANES * (room + head)
+
+    def shape(self, *, keep: bool) -> _Shape:
+        """As the compiled functions read it."""
+        head = self.width // self.n_heads
+        return _Shape(
+            self.windows, self.length, self.width, self.n_heads, head, self.first,
+            self.every, self.asked, self.tile, self.saved_per_window, keep,
+            least_word(self.attention_dropout), least_word(self.dropout),
+            kept_scale(self.attention_dropout), kept_scale(self.dropout), head**-0.5,
+        )  # fmt: skip
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _ready(values: Sequence[Tensor]) -> list[Tensor]:
+    """As the compiled programs read them."""
+    return [tensor.float().contiguous() for tensor in values]
+
+
+def _turned(weights: Sequence[Tensor]) -> list[Tensor]:
+    """Matrices transposed, vectors as they are."""
+    return [w.t().contiguous() if w.dim() == 2 else w for w in weights]
+
+
+def _zeros_like(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Zeros of the same shapes, in one piece of memory."""
+    sizes = [tensor.numel() for tensor in tensors]
+    pieces = torch.split(tensors[0].new_zeros(sum(sizes)), sizes)
+    return [piece.view_as(tensor) for piece, tensor in zip(pieces, tensors, strict=True)]
+
+
+def _word_pointers(words: list[Words] | None) -> Any:
+    found = [part.ctypes.data if len(part) else None for part in words or []]
+    return (ctypes.c_void_p * 3)(*found)
+
+
+def block(plan: Plan, x: Tensor, weights: list[Tensor], words: list[Words] | None) -> Tensor:
+    """The block's answer (B, asked, D), differentiable.
+
+    Args:
+        plan: Sizes.
+        x: (B, L, D).
+        weights: As `Block.weights`.
+        words: Random words of the dropout masks, as many as the plan says; None: no dropout.
+    """
+    if not torch.is_grad_enabled():
+        return forward(plan, x.contiguous(), weights, words, keep=False)[0]
+    y: Tensor = _Compiled.apply(plan, words, x.contiguous(), *weights)  # type: ignore[no-untyped-call]
+    return y
+
+
+class _Compiled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, plan: Plan, words: Any, x: Tensor, *weights: Tensor) -> Tensor:
+        y, saved = forward(plan, x, weights, words, keep=True)
+        ctx.plan, ctx.words = plan, words
+        ctx.save_for_backward(x, saved, *weights)
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, saved, *weights = ctx.saved_tensors
+        return None, None, *backward(ctx.plan, x, weights, ctx.words, saved, grad.contiguous())
+
+
+def forward(
+    plan: Plan, x: Tensor, weights: Sequence[Tensor], words: list[Words] | None, *, keep: bool
+) -> tuple[Tensor, Tensor]:
+    """The block's answer (B, asked, D), and what `backward` needs if `keep`."""
+    library = _library()
+    assert library is not None
+    windows = plan.windows if keep else plan.tile
+    saved = x.new_empty(windows * plan.saved_per_window)
+    scratch = x.new_empty(plan.scratch_forward())
+    y = x.new_empty(plan.windows, plan.asked, plan.width)
+    library.functions.rcdt_forward(
+        ctypes.c_int(library.level),
+        ctypes.byref(plan.shape(keep=keep)),
+        _pointers(weights),
+        ctypes.c_void_p(x.data_ptr()),
+        _word_pointers(words),
+        ctypes.c_void_p(saved.data_ptr()),
+        ctypes.c_void_p(scratch.data_ptr()),
+        ctypes.c_void_p(y.data_ptr()),
+    )
+    return y, saved
+
+
+def backward(
+    plan: Plan,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    words: list[Words] | None,
+    saved: Tensor,
+    grad: Tensor,
+) -> list[Tensor]:
+    """Gradients of x and of the weights, in their order."""
+    library = _library()
+    assert library is not None
+    scratch = x.new_empty(plan.scratch_backward())
+    g_x = torch.empty_like(x)
+    sums = _zeros_like(weights)
+    library.functions.rcdt_backward(
+        ctypes.c_int(library.level),
+        ctypes.byref(plan.shape(keep=True)),
+        _pointers(weights),
+        ctypes.c_void_p(x.data_ptr()),
+        _word_pointers(words),
+        ctypes.c_void_p(saved.data_ptr()),
+        ctypes.c_void_p(grad.data_ptr()),
+        ctypes.c_void_p(scratch.data_ptr()),
+        ctypes.c_void_p(g_x.data_ptr()),
+        _pointers(sums),
+    )
+    return [g_x, *sums]
+
+
+def tokens(
+    inputs: list[Tensor],
+    times: Tensor,
+    table: Tensor,
+    weights: list[Tensor],
+    dropout: float,
+    masks: Masks | None,
+) -> Tensor:
+    """(B, S T - 1, D) normalised tokens of the steps without the last, differentiable.
+
+    Args:
+        inputs: For each kind of token what it is made from, (B, T, size), S of them.
+        times: (B, T) rows of the table.
+        table: Embedding of times.
+        weights: Weight and bias of each kind's linear layer, then of the layer norm.
+        dropout: Probability that a value is dropped.
+        masks: Where the dropout masks are from; None: no dropout.
+    """
+    size_b, size_t = times.shape
+    width = table.shape[1]
+    words = None
+    if masks and dropout:
+        words = masks.words([size_b * (size_t * len(inputs) - 1) * width])
+    times = times.long().contiguous()
+    x: Tensor = _Tokens.apply(_ready(inputs), times, words, dropout, table, *weights)  # type: ignore[no-untyped-call]
+    return x
+
+
+class _Tokens(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: list[Tensor],
+        times: Tensor,
+        words: list[Words] | None,
+        dropout: float,
+        table: Tensor,
+        *weights: Tensor,
+    ) -> Tensor:
+        library = _library()
+        assert library is not None
+        (size_b, size_t), width, kinds = times.shape, table.shape[1], len(inputs)
+        sizes = [values.shape[-1] for values in inputs]
+        ctx.steps = _Steps(
+            size_b, size_t, width, kinds, (ctypes.c_int * 4)(*sizes),
+            least_word(dropout), kept_scale(dropout),
+        )  # fmt: skip
+        turned = _turned(weights)
+        tokens = table.new_empty(size_b * size_t, kinds, width)
+        x = table.new_empty(size_b, size_t * kinds - 1, width)
+        library.functions.rcdt_embed(
+            ctypes.c_int(library.level),
+            ctypes.byref(ctx.steps),
+            _pointers(inputs),
+            ctypes.c_void_p(times.data_ptr()),
+            _pointers(turned),
+            ctypes.c_void_p(table.data_ptr()),
+            ctypes.c_void_p(words[0].ctypes.data if words else None),
+            ctypes.c_void_p(tokens.data_ptr()),
+            ctypes.c_void_p(x.data_ptr()),
+        )
+        ctx.words = words
+        ctx.save_for_backward(tokens, table, times, *inputs, *turned)
+        return x
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        library = _library()
+        assert library is not None
+        tokens, table, times, *rest = ctx.saved_tensors
+        inputs, turned = rest[: ctx.steps.kinds], rest[ctx.steps.kinds :]
+        grad = grad.contiguous()
+        g_table = torch.zeros_like(table)
+        sums, scratch = _zeros_like(turned), torch.empty_like(tokens)
+        library.functions.rcdt_embed_backward(
+            ctypes.c_int(library.level),
+            ctypes.byref(ctx.steps),
+            _pointers(inputs),
+            ctypes.c_void_p(times.data_ptr()),
+            _pointers(turned),
+            ctypes.c_void_p(ctx.words[0].ctypes.data if ctx.words else None),
+            ctypes.c_void_p(tokens.data_ptr()),
+            ctypes.c_void_p(grad.data_ptr()),
+            ctypes.c_void_p(scratch.data_ptr()),
+            _pointers(sums),
+            ctypes.c_void_p(g_table.data_ptr()),
+        )
+        return None, None, None, None, g_table, *_turned(sums)
+
+
+class LastStates:
+    """A policy's answer at the last state of each window, without gradient, on all cores."""
+
+    def __init__(
+        self, table: Tensor, weights: list[Tensor], *, n_kinds: int, n_layers: int, n_heads: int
+    ) -> None:
+        """Copy the weights in the form that is quick to read.
+
+        Args:
+            table: Embedding of times.
+            weights: Of the kinds of tokens and the norm behind them as `tokens` takes them, of
+                the blocks, of the last norm.
+            n_kinds: Kinds of tokens, S.
+            n_layers: Blocks.
+            n_heads: Heads.
+        """
+        self._table = table
+        last_key_value = weights[2 * n_kinds + 2 + 14 * (n_layers - 1) + 4]
+        self._weights = [*_turned(weights), last_key_value]
+        self._sizes = [weight.shape[1] for weight in weights[: 2 * n_kinds : 2]]
+        self._n_layers, self._n_heads = n_layers, n_heads
+        self._pointers = _pointers(self._weights)
+
+    def __call__(self, inputs: list[Tensor], times: Tensor) -> Tensor:
+        """(B, D); arguments as those of `tokens`."""
+        library = _library()
+        assert library is not None
+        inputs, times = _ready(inputs), times.long().contiguous()
+        table, threads = self._table, torch.get_num_threads()
+        (size_b, size_t), width, kinds = times.shape, table.shape[1], len(inputs)
+        length = size_t * kinds - 1
+        most = min(_TILE_ROWS, -(-size_b // threads) * length)
+        plan = Plan(size_b, length, width, self._n_heads, 0, 1, most=most)
+        threads = min(threads, -(-size_b // plan.tile))
+        steps = _Steps(size_b, size_t, width, kinds, (ctypes.c_int * 4)(*self._sizes), 0, 1.0)
+        each = plan.scratch_acting()
+        scratch = table.new_empty(threads * each)
+        out = table.new_empty(size_b, width)
+        library.functions.rcdt_last_states(
+            ctypes.c_int(library.level),
+            ctypes.byref(steps),
+            ctypes.byref(plan.shape(keep=False)),
+            ctypes.c_int(self._n_layers),
+            _pointers(inputs),
+            ctypes.c_void_p(times.data_ptr()),
+            self._pointers,
+            ctypes.c_void_p(table.data_ptr()),
+            ctypes.c_void_p(scratch.data_ptr()),
+            ctypes.c_size_t(each),
+            library.team,
+            ctypes.c_int(threads),
+            ctypes.c_void_p(out.data_ptr()),
+        )
+        return out

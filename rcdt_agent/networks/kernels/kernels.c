@@ -1,0 +1,192 @@
+/* Transformer blocks on a processor: `block.h` for each instruction set, and the choice of one.
+ *
+ * Called from `__init__.py`, which says what the arguments are. Nothing is
+ * allocated here and nothing outlives a call, so threads may call side by side.
+ */
+#include <math.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#define LANES 16
+#define FOUR 4
+#define EIGHT 8
+#define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
+#define TURNED(width) (12 * (size_t)(width) * (width)) /* floats of a block's matrices */
+#define INLINE inline __attribute__((always_inline))
+
+/* Of 16 values, wherever in memory; a processor with narrower registers uses several. */
+typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int32_t vi __attribute__((vector_size(64), aligned(4), may_alias));
+typedef int16_t vs __attribute__((vector_size(32), aligned(2), may_alias));
+typedef float v8 __attribute__((vector_size(32)));
+typedef float v4 __attribute__((vector_size(16)));
+typedef int32_t i8 __attribute__((vector_size(32)));
+typedef int32_t i4 __attribute__((vector_size(16)));
+
+#define LARGER(vector, mask, a, b) \
+  ((vector)(((mask)(a) & ((a) > (b))) | ((mask)(b) & ~((a) > (b)))))
+
+#define PLACES ((vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+
+/* Weights in the order of `Block.weights`. */
+enum {
+  W_NORM1, B_NORM1, W_Q, B_Q, W_KV, B_KV, W_OUT, B_OUT, W_NORM2, B_NORM2, W_WIDE, B_WIDE, W_NARROW,
+  B_NARROW, WEIGHTS
+};
+
+/* As `_Shape` in __init__.py. */
+typedef struct {
+  int windows, length, width, heads, head, first, every, asked;
+  int tile;             /* windows that go through the block at a time */
+  int saved_per_window; /* floats */
+  int keep;             /* whether what was saved of each tile must stay */
+  int attention_threshold, branch_threshold;
+  float attention_scale, branch_scale, score_scale;
+} shape_t;
+
+#define MOST_KINDS 4
+
+/* As `_Steps` in __init__.py. */
+typedef struct {
+  int windows, steps, width, kinds; /* of tokens */
+  int sizes[MOST_KINDS];            /* of what each kind is made from */
+  int threshold;
+  float scale;
+} steps_t;
+
+/* Where the random words of window b begin; none without dropout. */
+static inline void own_words(const shape_t *s, const int16_t *const *words, int b,
+                             const int16_t **own) {
+  size_t rows = (size_t)b * s->asked;
+  own[0] = words[0] ? words[0] + rows * s->heads * s->length : NULL;
+  own[1] = words[1] ? words[1] + rows * s->width : NULL;
+  own[2] = words[2] ? words[2] + rows * s->width : NULL;
+}
+
+/* The first asked position that looks at token j, counted among the asked. */
+static inline int first_asked(const shape_t *s, int j) {
+  return j <= s->first ? 0 : (j - s->first + s->every - 1) / s->every;
+}
+
+#define NAME(name) name##_any
+#define ROWS 2
+#define VECTORS 1
+#include "block.h"
+#undef NAME
+#undef ROWS
+#undef VECTORS
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define SEVERAL
+#pragma GCC push_options
+#pragma GCC target("avx2,fma")
+#define NAME(name) name##_avx2
+#define ROWS 6
+#define VECTORS 1
+#include "block.h"
+#undef NAME
+#undef ROWS
+#undef VECTORS
+#pragma GCC pop_options
+#pragma GCC push_options
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
+#define NAME(name) name##_avx512
+#define ROWS 6
+#define VECTORS 4
+#include "block.h"
+#undef NAME
+#undef ROWS
+#undef VECTORS
+#pragma GCC pop_options
+#endif
+
+/* Which instruction set is the best here: 0 any processor's, 1 AVX2, 2 AVX-512. */
+int rcdt_level(void) {
+#ifdef SEVERAL
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+    return 2;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 1;
+#endif
+  return 0;
+}
+
+#ifdef SEVERAL
+#define CHOOSE(function, ...)                    \
+  do {                                           \
+    if (level == 2)                              \
+      function##_avx512(__VA_ARGS__);            \
+    else if (level == 1)                         \
+      function##_avx2(__VA_ARGS__);              \
+    else                                         \
+      function##_any(__VA_ARGS__);               \
+  } while (0)
+#else
+#define CHOOSE(function, ...) ((void)level, function##_any(__VA_ARGS__))
+#endif
+
+void rcdt_forward(int level, const shape_t *s, const float *const *w, const float *x,
+                  const int16_t *const *words, float *saved, float *scratch, float *y) {
+  CHOOSE(forward, s, w, x, words, saved, scratch, y);
+}
+
+void rcdt_backward(int level, const shape_t *s, const float *const *w, const float *x,
+                   const int16_t *const *words, const float *saved, const float *grad,
+                   float *scratch, float *g_x, float *const *g) {
+  CHOOSE(backward, s, w, x, words, saved, grad, scratch, g_x, g);
+}
+
+void rcdt_embed(int level, const steps_t *s, const float *const *inputs, const int64_t *times,
+                const float *const *w, const float *table, const int16_t *words, float *tokens,
+                float *x) {
+  CHOOSE(embed, s, inputs, times, w, table, words, tokens, x);
+}
+
+void rcdt_embed_backward(int level, const steps_t *s, const float *const *inputs,
+                         const int64_t *times, const float *const *w, const int16_t *words,
+                         const float *tokens, const float *grad, float *scratch, float *const *g,
+                         float *g_table) {
+  CHOOSE(embed_backward, s, inputs, times, w, words, tokens, grad, scratch, g, g_table);
+}
+
+/* ---- acting, on several cores ------------------------------------------------------------- */
+
+/* OpenMP's entry, from the library that torch uses: its threads are there and awake. */
+typedef void (*team_t)(void (*)(void *), void *, unsigned, unsigned);
+
+typedef struct {
+  int level, layers, next, workers;
+  const steps_t *e;
+  const shape_t *s;
+  const float *const *inputs;
+  const int64_t *times;
+  const float *const *w;
+  const float *table;
+  float *scratch, *out;
+  size_t scratch_each;
+} acting_t;
+
+/* One worker: takes tiles until there are none. */
+static void act(void *data) {
+  acting_t *a = data;
+  float *scratch = a->scratch + __atomic_fetch_add(&a->workers, 1, __ATOMIC_RELAXED) * a->scratch_each;
+  for (;;) {
+    int level = a->level, b = __atomic_fetch_add(&a->next, a->s->tile, __ATOMIC_RELAXED);
+    int n = a->s->windows - b < a->s->tile ? a->s->windows - b : a->s->tile;
+    if (n <= 0) return;
+    CHOOSE(last_states, a->e, a->s, a->layers, b, n, a->inputs, a->times, a->w, a->table, scratch,
+           a->out);
+  }
+}
+
+void rcdt_last_states(int level, const steps_t *e, const shape_t *s, int layers,
+                      const float *const *inputs, const int64_t *times, const float *const *w,
+                      const float *table, float *scratch, size_t scratch_each, team_t team,
+                      int threads, float *out) {
+  acting_t acting = {level, layers, 0, 0, e, s, inputs, times, w, table, scratch, out, scratch_each};
+  if (team && threads > 1)
+    team(act, &acting, threads, 0);
+  else
+    act(&acting);
+}
