@@ -10,6 +10,7 @@ import pytest
 import torch
 from test_networks import plain_block
 
+from rcdt_agent.doctor import check_kernels
 from rcdt_agent.networks import PolicyTransformer, kernels
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks
@@ -191,6 +192,20 @@ def test_gradients_are_not_finite_where_values_are_not():
     assert y[1, 2:].isnan().all()
     gradient = torch.autograd.grad(y.sum(), block.widen.weight)[0]
     assert gradient.isnan().all()
+
+
+def test_the_doctor_knows(monkeypatch):
+    check = check_kernels()
+    assert (check.name, check.status, check.detail) == (
+        "compiled kernels",
+        "ok",
+        kernels.LEVELS[BEST],
+    )
+    monkeypatch.setattr(kernels, "_library", lambda: None)
+    check = check_kernels()
+    assert check.status == "missing" and "C compiler" in check.detail
+    monkeypatch.setenv(kernels.VARIABLE, "0")
+    assert "RCDT_KERNELS=0" in check_kernels().detail
 
 
 def test_without_the_compiled_part():

@@ -61,7 +61,7 @@ class _Steps(ctypes.Structure):
 class _Library:
     functions: Any
     level: int
-    team: Any
+    team: tuple[Any, Any]
 
 
 @lru_cache(maxsize=1)
@@ -77,13 +77,14 @@ def _library() -> _Library | None:
     return _Library(functions, functions.rcdt_level(), _team())
 
 
-def _team() -> Any:
-    """OpenMP's entry in the library that torch uses; None if there is none."""
+def _team() -> tuple[Any, Any]:
+    """OpenMP's entries in the library that torch uses: to call a team, and its size; or Nones."""
     try:
-        torch_library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
-        return ctypes.cast(torch_library.GOMP_parallel, ctypes.c_void_p)
+        found = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
+        entries = (found.GOMP_parallel, found.omp_get_num_threads)
+        return tuple(ctypes.cast(entry, ctypes.c_void_p) for entry in entries)  # type: ignore[return-value]
     except (OSError, AttributeError):
-        return None
+        return None, None
 
 
 def instruction_set() -> str | None:
@@ -156,9 +157,9 @@ class Plan:
         """Floats: q, mixed, x2 and the wide layer where asked; keys and values everywhere."""
         return self.width * (7 * self.asked + 2 * self.length)
 
-    def scratch(self) -> int:
+    def scratch(self, workers: int = 1) -> int:
         """Floats that a tile needs beside what is saved."""
-        return self._every + self._some + max(4 * self._some, self._attention)
+        return self._every + self._some + max(4 * self._some, workers * self.attention)
 
     def scratch_forward(self) -> int:
         """Floats that `forward` needs: the matrices transposed, and a tile's."""
@@ -167,13 +168,13 @@ class Plan:
     def scratch_backward(self) -> int:
         """Floats that `backward` needs."""
         some, every = self._some, self._every
-        return 2 * some + every + max(8 * some, 2 * every + max(some, self._attention))
+        return 2 * some + every + max(8 * some, 2 * every + max(some, self.attention))
 
-    def scratch_acting(self) -> int:
-        """Floats that each core needs for `LastStates`: tokens, two activations, a block."""
+    def scratch_acting(self, workers: int) -> int:
+        """Floats that each tile needs for `LastStates`: tokens, two activations, a block."""
         last = self.tile * self.width * (self.length + 2 * self.n_heads + 11)
         last += self.n_heads * _padded(self.length)
-        block = self.tile * self.saved_per_window + self.scratch()
+        block = self.tile * self.saved_per_window + self.scratch(workers)
         return 3 * self._every + self.tile * self.width + max(block, last)
 
     @property
@@ -185,7 +186,7 @@ class Plan:
         return self.tile * self.asked * self.width
 
     @property
-    def _attention(self) -> int:
+    def attention(self) -> int:
         """Floats of one head's attention and its gradient."""
         head, room = _padded(self.width // self.n_heads), _padded(self.length)
         asked = _padded(self.asked)
@@ -434,10 +435,12 @@ class LastStates:
         length = size_t * kinds - 1
         most = min(_TILE_ROWS, -(-size_b // threads) * length)
         plan = Plan(size_b, length, width, self._n_heads, 0, 1, most=most)
-        threads = min(threads, -(-size_b // plan.tile))
+        n_tiles = -(-size_b // plan.tile)
+        if n_tiles > 1:
+            threads = min(threads, n_tiles)
         steps = _Steps(size_b, size_t, width, kinds, (ctypes.c_int * 4)(*self._sizes), 0, 1.0)
-        each = plan.scratch_acting()
-        scratch = table.new_empty(threads * each)
+        each = plan.scratch_acting(1 if n_tiles > 1 else threads)
+        scratch = table.new_empty(min(n_tiles, threads) * each)
         out = table.new_empty(size_b, width)
         library.functions.rcdt_last_states(
             ctypes.c_int(library.level),
@@ -450,7 +453,8 @@ class LastStates:
             ctypes.c_void_p(table.data_ptr()),
             ctypes.c_void_p(scratch.data_ptr()),
             ctypes.c_size_t(each),
-            library.team,
+            ctypes.c_int(plan.attention),
+            *library.team,
             ctypes.c_int(threads),
             ctypes.c_void_p(out.data_ptr()),
         )

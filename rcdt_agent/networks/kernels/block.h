@@ -361,10 +361,10 @@ static INLINE void NAME(drop_four)(const shape_t *s, const int16_t *words, int r
     }
 }
 
-/* mixed (A, D) from q (A, D) and kv (R, 2 D) of some windows, biases not yet added. */
-static void NAME(attend)(const shape_t *s, int windows, const float *q, const float *kv,
-                         const float *b_q, const float *b_kv, const int16_t *words, float *scratch,
-                         float *mixed) {
+/* mixed (A, D) from q (A, D) and kv (R, 2 D) of some windows, biases not yet added; some heads. */
+static void NAME(attend)(const shape_t *s, int windows, int first_head, int end_head,
+                         const float *q, const float *kv, const float *b_q, const float *b_kv,
+                         const int16_t *words, float *scratch, float *mixed) {
   const int D = s->width, d = s->head, padded = PADDED(d), asked = s->asked;
   const int length = s->length, room = PADDED(length);
   float *queries = scratch, *values = queries + (asked + FOUR) * padded;
@@ -372,7 +372,7 @@ static void NAME(attend)(const shape_t *s, int windows, const float *q, const fl
   float *p = columns + room * padded;
   memset(queries, 0, sizeof(float) * (p - queries));
   for (int b = 0; b < windows; b++)
-    for (int h = 0; h < s->heads; h++) {
+    for (int h = first_head; h < end_head; h++) {
       const float *own = kv + (size_t)b * length * 2 * D + h * d;
       NAME(fetch)(q + (size_t)b * asked * D + h * d, D, b_q + h * d, s->score_scale, asked, d,
                   queries);
@@ -500,41 +500,51 @@ static INLINE void NAME(gather)(const shape_t *s, int windows, const float *x, f
              sizeof(float) * s->width);
 }
 
-/* Some windows through the block. `saved`: q, kv, mixed, x2, wide, one after the other. */
-static void NAME(forward_tile)(const shape_t *s, const float *const *w, int windows, const float *x,
-                               const int16_t *const *words, float *saved, float *scratch,
-                               float *y) {
+/* Some windows through the block. `saved`: q, kv, mixed, x2, wide, one after the other.
+ * Several workers share the rows and the heads, if all positions are asked. */
+static void NAME(forward_tile)(const shape_t *s, crew_t *crew, const float *const *w, int windows,
+                               const float *x, const int16_t *const *words, float *saved,
+                               float *scratch, float *y) {
   const int D = s->width, R = windows * s->length, A = windows * s->asked, every = A == R;
+  const int low = OWN(crew, R), high = OWN_END(crew, R), n = high - low;
+  const int first = every ? low : 0, end = every ? high : A, m = end - first; /* asked rows */
+  const size_t at = (size_t)first * D;
   float *q = saved, *kv = q + (size_t)A * D, *mixed = kv + 2 * (size_t)R * D;
-  float *x2 = mixed + (size_t)A * D, *wide = x2 + (size_t)A * D;
+  float *x2 = mixed + (size_t)A * D, *wide = x2 + (size_t)A * D + 4 * at;
   float *normed = scratch, *some = normed + (size_t)R * D, *active = some + (size_t)A * D;
+  float *room = active + (size_t)crew->worker * crew->room;
   const float *asked = normed, *residual = x;
-  NAME(norm)(x, w[W_NORM1], w[B_NORM1], R, D, normed);
+  NAME(norm)(x + (size_t)low * D, w[W_NORM1], w[B_NORM1], n, D, normed + (size_t)low * D);
   if (!every) {
     NAME(gather)(s, windows, normed, some);
     asked = some;
   }
-  NAME(times)(A, D, D, asked, D, w[W_Q], D, 0, q, D);
-  NAME(times)(R, 2 * D, D, normed, D, w[W_KV], 2 * D, 0, kv, 2 * D);
-  NAME(attend)(s, windows, q, kv, w[B_Q], w[B_KV], words[0], active, mixed);
-  NAME(times)(A, D, D, mixed, D, w[W_OUT], D, 0, normed, D);
+  NAME(times)(m, D, D, asked + at, D, w[W_Q], D, 0, q + at, D);
+  NAME(times)(n, 2 * D, D, normed + (size_t)low * D, D, w[W_KV], 2 * D, 0,
+              kv + 2 * (size_t)low * D, 2 * D);
+  meet(crew);
+  NAME(attend)(s, windows, OWN(crew, s->heads), OWN_END(crew, s->heads), q, kv, w[B_Q], w[B_KV],
+               words[0], room, mixed);
+  meet(crew);
+  active += 4 * at;
+  NAME(times)(m, D, D, mixed + at, D, w[W_OUT], D, 0, normed + at, D);
   if (!every) {
     NAME(gather)(s, windows, x, some);
     residual = some;
   }
-  for (int r = 0; r < A; r++) {
-    size_t at = (size_t)r * D;
-    NAME(join_row)(residual + at, normed + at, w[B_OUT], words[1] ? words[1] + at : NULL,
-                   s->branch_threshold, s->branch_scale, D, x2 + at);
-    NAME(norm_row)(x2 + at, w[W_NORM2], w[B_NORM2], D, normed + at);
+  for (int r = first; r < end; r++) {
+    size_t row = (size_t)r * D;
+    NAME(join_row)(residual + row, normed + row, w[B_OUT], words[1] ? words[1] + row : NULL,
+                   s->branch_threshold, s->branch_scale, D, x2 + row);
+    NAME(norm_row)(x2 + row, w[W_NORM2], w[B_NORM2], D, normed + row);
   }
-  NAME(times)(A, 4 * D, D, normed, D, w[W_WIDE], 4 * D, 0, wide, 4 * D);
-  NAME(gelu)(wide, w[B_WIDE], A, 4 * D, active);
-  NAME(times)(A, D, 4 * D, active, 4 * D, w[W_NARROW], D, 0, normed, D);
-  for (int r = 0; r < A; r++) {
-    size_t at = (size_t)r * D;
-    NAME(join_row)(x2 + at, normed + at, w[B_NARROW], words[2] ? words[2] + at : NULL,
-                   s->branch_threshold, s->branch_scale, D, y + at);
+  NAME(times)(m, 4 * D, D, normed + at, D, w[W_WIDE], 4 * D, 0, wide, 4 * D);
+  NAME(gelu)(wide, w[B_WIDE], m, 4 * D, active);
+  NAME(times)(m, D, 4 * D, active, 4 * D, w[W_NARROW], D, 0, normed + at, D);
+  for (int r = first; r < end; r++) {
+    size_t row = (size_t)r * D;
+    NAME(join_row)(x2 + row, normed + row, w[B_NARROW], words[2] ? words[2] + row : NULL,
+                   s->branch_threshold, s->branch_scale, D, y + row);
   }
 }
 
@@ -606,13 +616,14 @@ static void NAME(turn)(const shape_t *s, const float *const *w, float *room, con
 static void NAME(forward)(const shape_t *s, const float *const *w, const float *x,
                           const int16_t *const *words, float *saved, float *scratch, float *y) {
   const float *turned[WEIGHTS];
+  crew_t alone = {0, 1, 0, NULL};
   NAME(turn)(s, w, scratch, turned);
   scratch += TURNED(s->width);
   for (int b = 0; b < s->windows; b += s->tile) {
     int n = s->windows - b < s->tile ? s->windows - b : s->tile;
     const int16_t *own[3];
     own_words(s, words, b, own);
-    NAME(forward_tile)(s, turned, n, x + (size_t)b * s->length * s->width, own,
+    NAME(forward_tile)(s, &alone, turned, n, x + (size_t)b * s->length * s->width, own,
                        s->keep ? saved + (size_t)b * s->saved_per_window : saved, scratch,
                        y + (size_t)b * s->asked * s->width);
   }
@@ -750,9 +761,10 @@ static void NAME(final_tile)(const shape_t *s, const float *const *w, const floa
 }
 
 /* What the last states of some windows know, (B, D). Weights, all matrices transposed: embeddings
- * and the norm behind them, the blocks, the last norm; then the last block's W_KV as it is. */
-static void NAME(last_states)(const steps_t *e, const shape_t *s, int layers, int b, int windows,
-                              const float *const *inputs, const int64_t *times,
+ * and the norm behind them, the blocks, the last norm; then the last block's W_KV as it is.
+ * Several workers share the blocks; the ends, which are short, are left to the first. */
+static void NAME(last_states)(const steps_t *e, const shape_t *s, crew_t *crew, int layers, int b,
+                              int windows, const float *const *inputs, const int64_t *times,
                               const float *const *w, const float *table, float *scratch,
                               float *out) {
   const size_t tile = (size_t)s->tile * s->length * s->width;
@@ -764,12 +776,16 @@ static void NAME(last_states)(const steps_t *e, const shape_t *s, int layers, in
   steps_t own = *e;
   own.windows = windows;
   for (int k = 0; k < e->kinds; k++) values[k] = inputs[k] + (size_t)b * e->steps * e->sizes[k];
-  NAME(embed)(&own, values, times + (size_t)b * e->steps, w, table, NULL, tokens, x);
+  if (crew->worker == 0)
+    NAME(embed)(&own, values, times + (size_t)b * e->steps, w, table, NULL, tokens, x);
+  meet(crew);
   for (int i = 0; i < layers - 1; i++) {
-    NAME(forward_tile)(s, blocks + WEIGHTS * i, windows, x, none, saved, rest, y);
+    NAME(forward_tile)(s, crew, blocks + WEIGHTS * i, windows, x, none, saved, rest, y);
     float *swap = x;
     x = y, y = swap;
   }
+  meet(crew);
+  if (crew->worker > 0) return;
   NAME(final_tile)(s, blocks + WEIGHTS * (layers - 1), ends[2], windows, x, saved, y);
   NAME(norm)(y, ends[0], ends[1], windows, s->width, out + (size_t)b * s->width);
 }

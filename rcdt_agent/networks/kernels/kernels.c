@@ -4,6 +4,7 @@
  * allocated here and nothing outlives a call, so threads may call side by side.
  */
 #include <math.h>
+#include <sched.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -54,6 +55,25 @@ typedef struct {
   int threshold;
   float scale;
 } steps_t;
+
+/* Those who share a tile. */
+typedef struct {
+  int worker, workers;
+  int room;     /* floats that each needs for attention */
+  int *arrived; /* how often anyone met the others */
+} crew_t;
+
+#define OWN(crew, n) ((n) * (crew)->worker / (crew)->workers)
+#define OWN_END(crew, n) ((n) * ((crew)->worker + 1) / (crew)->workers)
+
+/* Wait until all have come so far. They run at once, so it is short. */
+static inline void meet(crew_t *crew) {
+  if (crew->workers == 1) return;
+  int until = __atomic_add_fetch(crew->arrived, 1, __ATOMIC_ACQ_REL) + crew->workers - 1;
+  until -= until % crew->workers;
+  for (int turns = 0; __atomic_load_n(crew->arrived, __ATOMIC_ACQUIRE) < until; turns++)
+    if (turns > 10000) sched_yield(); /* someone else has the core */
+}
 
 /* Where the random words of window b begin; none without dropout. */
 static inline void own_words(const shape_t *s, const int16_t *const *words, int b,
@@ -152,11 +172,13 @@ void rcdt_embed_backward(int level, const steps_t *s, const float *const *inputs
 
 /* ---- acting, on several cores ------------------------------------------------------------- */
 
-/* OpenMP's entry, from the library that torch uses: its threads are there and awake. */
+/* OpenMP's entries in the library that torch uses: its threads are there and awake. */
 typedef void (*team_t)(void (*)(void *), void *, unsigned, unsigned);
+typedef int (*count_t)(void);
 
 typedef struct {
-  int level, layers, next, workers;
+  int level, layers, next, workers, arrived, room;
+  count_t team_size;
   const steps_t *e;
   const shape_t *s;
   const float *const *inputs;
@@ -167,26 +189,37 @@ typedef struct {
   size_t scratch_each;
 } acting_t;
 
-/* One worker: takes tiles until there are none. */
+/* One worker. A single tile is shared by all; of several, each worker takes one after the other. */
 static void act(void *data) {
   acting_t *a = data;
-  float *scratch = a->scratch + __atomic_fetch_add(&a->workers, 1, __ATOMIC_RELAXED) * a->scratch_each;
+  const int level = a->level, windows = a->s->windows, tile = a->s->tile;
+  int worker = __atomic_fetch_add(&a->workers, 1, __ATOMIC_RELAXED);
+  if (windows <= tile) {
+    crew_t crew = {worker, a->team_size ? a->team_size() : 1, a->room, &a->arrived};
+    CHOOSE(last_states, a->e, a->s, &crew, a->layers, 0, windows, a->inputs, a->times, a->w,
+           a->table, a->scratch, a->out);
+    return;
+  }
+  float *scratch = a->scratch + worker * a->scratch_each;
+  crew_t alone = {0, 1, 0, NULL};
   for (;;) {
-    int level = a->level, b = __atomic_fetch_add(&a->next, a->s->tile, __ATOMIC_RELAXED);
-    int n = a->s->windows - b < a->s->tile ? a->s->windows - b : a->s->tile;
-    if (n <= 0) return;
-    CHOOSE(last_states, a->e, a->s, a->layers, b, n, a->inputs, a->times, a->w, a->table, scratch,
-           a->out);
+    int b = __atomic_fetch_add(&a->next, tile, __ATOMIC_RELAXED);
+    if (b >= windows) return;
+    CHOOSE(last_states, a->e, a->s, &alone, a->layers, b, windows - b < tile ? windows - b : tile,
+           a->inputs, a->times, a->w, a->table, scratch, a->out);
   }
 }
 
 void rcdt_last_states(int level, const steps_t *e, const shape_t *s, int layers,
                       const float *const *inputs, const int64_t *times, const float *const *w,
-                      const float *table, float *scratch, size_t scratch_each, team_t team,
-                      int threads, float *out) {
-  acting_t acting = {level, layers, 0, 0, e, s, inputs, times, w, table, scratch, out, scratch_each};
-  if (team && threads > 1)
+                      const float *table, float *scratch, size_t scratch_each, int room,
+                      team_t team, count_t team_size, int threads, float *out) {
+  acting_t acting = {.level = level, .layers = layers, .room = room, .e = e, .s = s,
+                     .inputs = inputs, .times = times, .w = w, .table = table,
+                     .scratch = scratch, .out = out, .scratch_each = scratch_each};
+  if (team && team_size && threads > 1) {
+    acting.team_size = team_size;
     team(act, &acting, threads, 0);
-  else
+  } else
     act(&acting);
 }
