@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-INPUTS := pyproject.toml setup.py $(wildcard rcdt_agent/networks/kernels/*.[ch]) rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
+INPUTS := pyproject.toml setup.py $(wildcard rcdt_agent/kernels/*.[ch]) rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
 EXTRAS := dev,docs,minari,tune,tensorboard,onnx
 PIP := -m pip --disable-pip-version-check install --quiet
 

@@ -2,12 +2,12 @@
 
 from setuptools import Extension, setup
 
-FOLDER = "rcdt_agent/networks/kernels"
+FOLDER = "rcdt_agent/kernels"
 
 setup(
     ext_modules=[
         Extension(
-            "rcdt_agent.networks.kernels._compiled",
+            "rcdt_agent.kernels._compiled",
             sources=[f"{FOLDER}/kernels.c"],
             depends=[f"{FOLDER}/block.h"],
             extra_compile_args=["-O3", "-fno-math-errno", "-ffp-contract=fast", "-Wno-psabi"],

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from rcdt_agent.networks import kernels
+from rcdt_agent import kernels
 from rcdt_agent.tasks.download import dataset_dir
 from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
 from rcdt_agent.tasks.simulators import is_installed

@@ -61,18 +61,18 @@ def _crew(n: int, _process: int) -> ThreadPoolExecutor:
     return crew
 
 
-@lru_cache(maxsize=1)
 def keep_freed_memory() -> None:
-    """Let the C library keep what is freed, instead of giving it back and asking again at once.
+    """Give back what is free, then let the C library keep what is freed from now on.
 
     A training step frees and allocates hundreds of megabytes; every page that comes back from the
-    system is cleared first. Up to 256 MB stay with the process. Only
-    glibc has these settings.
+    system is cleared first. Up to 256 MB stay with the process. Only glibc has these settings.
     """
     if sys.platform != "linux":
         return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
+    library = ctypes.CDLL(None)
+    mallopt, trim = getattr(library, "mallopt", None), getattr(library, "malloc_trim", None)
+    if mallopt is not None and trim is not None:
+        trim(0)  # of reading the data
         mallopt(_ARENAS, 1)  # a thread's own would be cut into pieces of 64 MB
         mallopt(_MMAP_THRESHOLD, 32 << 20)
         mallopt(_TRIM_THRESHOLD, 256 << 20)

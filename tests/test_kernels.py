@@ -6,12 +6,16 @@ import copy
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
+from conftest import random_arrays
 from test_networks import plain_block
 
+from rcdt_agent import kernels
+from rcdt_agent.data import TrajectoryDataset, WindowSampler
 from rcdt_agent.doctor import check_kernels
-from rcdt_agent.networks import PolicyTransformer, kernels
+from rcdt_agent.networks import PolicyTransformer
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks
 
@@ -211,7 +215,7 @@ def test_the_doctor_knows(monkeypatch):
 def test_without_the_compiled_part():
     """An installation without it, as the variable makes it, says so and works."""
     script = (
-        "from rcdt_agent.networks import kernels\n"
+        "from rcdt_agent import kernels\n"
         "import torch\n"
         "print(kernels.instruction_set(), kernels.usable(torch.zeros(1, 16), torch.zeros(16, 16)))"
     )
@@ -224,3 +228,31 @@ def test_without_the_compiled_part():
             check=True,
         )
         assert result.stdout.strip() == expected
+
+
+def test_batches_are_the_same_with_and_without(monkeypatch):
+    """Windows that end within, at and beyond the end of long and of very short trajectories."""
+    data = TrajectoryDataset.from_arrays(**random_arrays([1, 2, 30, 5, 4], seed=3))
+    trajectories = torch.tensor([0, 1, 1, 2, 2, 2, 2, 3, 4])
+    starts = torch.tensor([0, 0, 1, 0, 25, 26, 29, 1, 0])
+    found = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv(kernels.VARIABLE, switch)
+        sampler = WindowSampler(data, context_length=5, batch_size=64, seed=2)
+        found.append([*sampler.windows(trajectories, starts).split(99), sampler.sample()])
+    for one, two in zip(*found, strict=True):
+        for name, values in vars(one).items():
+            assert torch.equal(values, getattr(two, name)), name
+
+
+def test_runs_of_rows():
+    wide = np.arange(20, dtype=np.float32).reshape(10, 2)
+    narrow = np.arange(10, dtype=np.int64)
+    first, there = np.array([0, 8, 9]), np.array([10, 2, 1])
+    pairs, numbers = kernels.runs([wide, narrow], [3, 2], first, there)
+    assert pairs.tolist() == [
+        [[0, 1], [2, 3], [4, 5]],
+        [[16, 17], [18, 19], [0, 0]],
+        [[18, 19], [0, 0], [0, 0]],
+    ]
+    assert numbers.tolist() == [[0, 1], [8, 9], [9, 0]]

@@ -64,7 +64,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5",
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5.json",
     } <= package
-    assert [name for name in package if name.startswith("rcdt_agent/networks/kernels/_compiled.")]
+    assert [name for name in package if name.startswith("rcdt_agent/kernels/_compiled.")]
     assert not [name for name in package if name.endswith((".pyc", ".partial", ".zip"))]
     for extra in ("onnx", "minari", "tensorboard", "tune"):
         assert f"Provides-Extra: {extra}" in metadata
@@ -76,7 +76,7 @@ def test_the_source_archive_can_be_built_from(built):
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     assert {"pyproject.toml", "README.md", "LICENSE", "rcdt_agent/py.typed"} <= names
     assert "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5" in names
-    assert {f"rcdt_agent/networks/kernels/{name}" for name in ("kernels.c", "block.h")} <= names
+    assert {f"rcdt_agent/kernels/{name}" for name in ("kernels.c", "block.h")} <= names
 
 
 def test_installed_away_from_the_repository(built, tmp_path):

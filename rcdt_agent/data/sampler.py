@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -10,6 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rcdt_agent import kernels
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
@@ -21,6 +23,7 @@ Sampling = Literal["trajectory", "transition", "cost_tilted"]
 
 Floats = npt.NDArray[np.float32]
 
+_NUMBERS = ("rewards", "costs", "rtg", "ctg")  # of a step
 _BLOCK = 65_536  # steps looked at at a time
 
 
@@ -192,38 +195,64 @@ class WindowSampler:
         place = starts[:, None] + self._places  # (B, T + 1)
         step = place[:, :-1]
         mask = step < length
-        # Beyond the end of its trajectory a window repeats the last row, which the masks clear.
-        rows = self._firsts[chosen][:, None] + self._xp.minimum(place, length - 1)
-        obs = self._xp.where(
-            (place == length)[..., None],
-            self._final_obs[chosen][:, None],
-            self._take(self._obs, rows),
-        )
+        obs, actions, *numbers = self._gather(chosen, starts)
+        obs = self._with_final(obs, place == length, chosen)
         if self._scale_obs is not None:
             mean, std = self._scale_obs
             obs = (obs - mean) / std
-        now = rows[:, :-1]
-        actions = self._take(self._actions, now)
         if self._scale_actions is not None:
             low, high = self._scale_actions
             actions = 2 * (actions - low) / (high - low) - 1
         last = step == length - 1
-        tensor = self._tensor
+        tensor, real = self._tensor, self._clearing(mask)
         return Batch(
-            obs=tensor(obs[:, :-1] * mask[..., None]),
-            actions=tensor(actions * mask[..., None]),
-            rewards=tensor(self._take(self._rewards, now) * mask),
-            costs=tensor(self._take(self._costs, now) * mask),
-            rtg=tensor(self._take(self._rtg, now) * mask),
-            ctg=tensor(self._take(self._ctg, now) * mask),
-            timesteps=tensor(step * mask),
+            obs=tensor(real(obs[:, :-1])),
+            actions=tensor(real(actions)),
+            **{name: tensor(real(values)) for name, values in zip(_NUMBERS, numbers, strict=True)},
+            timesteps=tensor(real(step)),
             mask=tensor(mask),
-            next_obs=tensor(obs[:, 1:] * mask[..., None]),
+            next_obs=tensor(real(obs[:, 1:])),
             terminals=tensor(last & self._terminated[chosen][:, None]),
             next_known=tensor(mask & (~last | self._final_known[chosen][:, None])),
             weights=tensor(self._weights[chosen]),
             trajectories=tensor(chosen),
         )
+
+    def _gather(self, chosen: Any, starts: Any) -> list[Any]:
+        """Observations (B, T + 1, O), actions (B, T, A) and the four numbers of a step (B, T).
+
+        Beyond the end of a trajectory they are anything.
+        """
+        n = self.context_length
+        arrays = (self._obs, self._actions, self._rewards, self._costs, self._rtg, self._ctg)
+        lengths, first = [n + 1, *[n] * 5], self._firsts[chosen] + starts
+        left = self._lengths[chosen] - starts
+        found = kernels.runs(arrays, lengths, first, left) if self._xp is np else None
+        if found is not None:
+            return found
+        rows = first[:, None] + self._xp.minimum(self._places, left[:, None] - 1)
+        return [self._take(x, rows[:, :t]) for x, t in zip(arrays, lengths, strict=True)]
+
+    def _with_final(self, obs: Any, after_end: Any, chosen: Any) -> Any:
+        """Observations (B, T, O), where a trajectory is over (B, T) its final one."""
+        if self._xp is np:  # a few
+            which, at = np.nonzero(after_end)
+            obs[which, at] = self._final_obs[chosen[which]]
+            return obs
+        return torch.where(after_end[..., None], self._final_obs[chosen][:, None], obs)
+
+    def _clearing(self, mask: Any) -> Callable[[Any], Any]:
+        """A function that clears values (B, T, ...) beyond the end, a view's in a copy."""
+        if self._xp is np:  # a few
+            beyond = np.nonzero(~mask)
+
+            def clear(values: Any) -> Any:
+                values = values if values.flags.owndata else values.copy()
+                values[beyond] = 0
+                return values
+
+            return clear
+        return lambda values: values * mask.view(*mask.shape, *[1] * (values.ndim - 2))
 
     def _slack(self) -> Any:
         """(B,) what the CTG of each window gains: zero, or exponentially distributed."""

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from rcdt_agent.networks import kernels as compiled
-from rcdt_agent.networks.dropout import Masks, kept_scale
+from rcdt_agent import kernels as compiled
+from rcdt_agent.networks.dropout import Masks, as_drop, kept_scale
 from rcdt_agent.networks.scripting import script
 
 
@@ -72,7 +72,8 @@ class Block(nn.Module):
         """The same by the compiled program."""
         size_b, length, width = x.shape
         rates = (self.attention_dropout, self.dropout) if masks else (0.0, 0.0)
-        plan = compiled.Plan(size_b, length, width, self.n_heads, first, every, *rates)
+        drops = as_drop(rates[0]), as_drop(rates[1])
+        plan = compiled.Plan(size_b, length, width, self.n_heads, first, every, *drops)
         return compiled.block(plan, x, weights, masks.words(plan.words) if masks else None)
 
     def _kept(

@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-Words = npt.NDArray[np.int16]
+from rcdt_agent.kernels import Drop, Words
 
 _LEVELS = 1 << 16
 _ROOM = np.zeros(4, dtype=np.uint64)
@@ -32,9 +31,10 @@ class Masks:
     def __init__(self, seed: int, device: torch.device) -> None:
         """Begin the stream."""
         self._device = device
-        self._bits = np.random.SFC64(seed)
-        self._generator = torch.Generator(device)
-        if device.type != "cpu":
+        if device.type == "cpu":
+            self._bits = np.random.SFC64(seed)
+        else:
+            self._generator = torch.Generator(device)
             self._generator.manual_seed(seed)
 
     def draw(
@@ -45,11 +45,11 @@ class Masks:
             draw = torch.empty(tuple(shape), dtype=dtype, device=self._device)
             return draw.uniform_(generator=self._generator).ge_(_threshold(probability) / _LEVELS)
         words = self.words([math.prod(shape)])[0]
-        mask = torch.from_numpy(words).ge_(least_word(probability))
+        mask = torch.from_numpy(words).ge_(_threshold(probability) - _LEVELS // 2)
         return mask.to(dtype).view(tuple(shape))
 
     def words(self, sizes: Sequence[int]) -> list[Words]:
-        """The random words of masks that follow each other, for the CPU; see `least_word`.
+        """The random words of masks that follow each other, for the CPU; see `as_drop`.
 
         They lie in one piece of memory with some room behind, so that whole vectors can be read
         at the end of each.
@@ -60,9 +60,10 @@ class Masks:
         return [words[start : start + n] for start, n in zip(starts, sizes, strict=False)]
 
 
-def least_word(probability: float) -> int:
-    """The least word that lets a value pass."""
-    return _threshold(probability) - _LEVELS // 2
+def as_drop(probability: float) -> Drop | None:
+    """What dropout with a probability does to values, given random words; None if nothing."""
+    least = _threshold(probability) - _LEVELS // 2
+    return Drop(least, kept_scale(probability)) if probability else None
 
 
 def kept_scale(probability: float) -> float:

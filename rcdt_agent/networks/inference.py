@@ -16,12 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from rcdt_agent.networks import kernels as compiled
+from rcdt_agent import kernels as compiled
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.scripting import script
 
 if TYPE_CHECKING:
     from rcdt_agent.networks.transformer import PolicyTransformer
+
+_TOGETHER = 8
+"""Windows that go through the layers at a time on a processor, so that its cache holds them."""
 
 Answer = Callable[[list[Tensor], Tensor], Tensor]
 """From the inputs of each kind of token, (B, T, size), and rows of times, (B, T), to (B, D)."""
@@ -86,7 +89,11 @@ def _joined(policy: PolicyTransformer) -> Answer:
     final, n_heads = _final(blocks[-1]), blocks[0].n_heads
 
     def answer(inputs: list[Tensor], times: Tensor) -> Tensor:
-        return _last_state(torch.cat(inputs, dim=-1), times, ends, body, final, n_heads)
+        joined = torch.cat(inputs, dim=-1)
+        size = _TOGETHER if joined.device.type == "cpu" and len(times) >= 2 * _TOGETHER else None
+        parts = (torch.split(values, size or len(values)) for values in (joined, times))
+        found = [_last_state(x, t, ends, body, final, n_heads) for x, t in zip(*parts, strict=True)]
+        return found[0] if size is None else torch.cat(found)
 
     return answer
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rcdt_agent.networks import kernels as compiled
+from rcdt_agent import kernels as compiled
 from rcdt_agent.networks.block import Block
-from rcdt_agent.networks.dropout import Masks, draw_seed, kept_scale
+from rcdt_agent.networks.dropout import Masks, as_drop, draw_seed, kept_scale
 from rcdt_agent.networks.inference import LastState
 
 
@@ -205,7 +205,11 @@ class PolicyTransformer(nn.Module):
         weights = [tensor for layer in layers for tensor in (layer.weight, layer.bias)]
         if compiled.usable(obs, table):
             norm = [self.norm_in.weight, self.norm_in.bias]
-            return compiled.tokens(parts, times, table, [*weights, *norm], self.dropout, masks)
+            drop, words = as_drop(self.dropout) if masks else None, None
+            if masks and drop:
+                n_tokens = times.numel() * len(parts) - len(times)
+                words = masks.words([n_tokens * table.shape[1]])
+            return compiled.tokens(parts, times, table, [*weights, *norm], drop, words)
         rows = [part.flatten(0, 1) for part in parts]
         embed = _Embed.apply if torch.is_grad_enabled() else _embed
         x: Tensor = embed(rows, times.flatten(), table, *weights)

@@ -8,22 +8,26 @@ torch's operations. `RCDT_KERNELS=0` in the environment leaves them out.
 from __future__ import annotations
 
 import ctypes
+import math
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from rcdt_agent.networks.dropout import Masks, Words, kept_scale, least_word
-
 VARIABLE = "RCDT_KERNELS"
 LEVELS = ("any processor", "AVX2", "AVX-512")
+
+Words = npt.NDArray[np.int16]
 
 _PLAIN = (Tensor, nn.Parameter)
 _LANES = 16
@@ -67,7 +71,7 @@ class _Library:
 @lru_cache(maxsize=1)
 def _library() -> _Library | None:
     """The compiled functions and torch's matrix product, if both are there."""
-    spec = find_spec("rcdt_agent.networks.kernels._compiled")
+    spec = find_spec("rcdt_agent.kernels._compiled")
     if spec is None or spec.origin is None:
         return None
     try:
@@ -105,6 +109,17 @@ def usable(values: Tensor, weight: Tensor) -> bool:
     )
 
 
+class Drop(NamedTuple):
+    """What dropout does: a value passes if its random word is at least so large."""
+
+    least_word: int
+    scale: float
+    """What passes is multiplied by."""
+
+
+_NOTHING = Drop(0, 1.0)
+
+
 def _padded(n: int) -> int:
     return -(-n // _LANES) * _LANES
 
@@ -120,8 +135,8 @@ class Plan:
         n_heads: Heads.
         first: First position that is answered.
         every: Distance of the answered positions.
-        attention_dropout: Probability that a weight of attention is dropped.
-        dropout: Probability that a value of a branch is dropped.
+        attention_drop: What dropout does to weights of attention; None: nothing.
+        branch_drop: What it does to values of the branches.
         most: Tokens that may go through the block at a time.
     """
 
@@ -131,8 +146,8 @@ class Plan:
     n_heads: int
     first: int
     every: int
-    attention_dropout: float = 0.0
-    dropout: float = 0.0
+    attention_drop: Drop | None = None
+    branch_drop: Drop | None = None
     most: int = _TILE_ROWS
 
     @property
@@ -145,7 +160,7 @@ class Plan:
         """How many random words dropout needs: for attention, and for either branch."""
         branch = self.windows * self.asked * self.width
         pairs = self.windows * self.n_heads * self.asked * self.length
-        return [pairs * (self.attention_dropout > 0), *[branch * (self.dropout > 0)] * 2]
+        return [pairs if self.attention_drop else 0, *[branch if self.branch_drop else 0] * 2]
 
     @property
     def tile(self) -> int:
@@ -195,16 +210,32 @@ class Plan:
     def shape(self, *, keep: bool) -> _Shape:
         """As the compiled functions read it."""
         head = self.width // self.n_heads
+        drops = [drop or _NOTHING for drop in (self.attention_drop, self.branch_drop)]
         return _Shape(
             self.windows, self.length, self.width, self.n_heads, head, self.first,
             self.every, self.asked, self.tile, self.saved_per_window, keep,
-            least_word(self.attention_dropout), least_word(self.dropout),
-            kept_scale(self.attention_dropout), kept_scale(self.dropout), head**-0.5,
+            *(drop.least_word for drop in drops), *(drop.scale for drop in drops), head**-0.5,
         )  # fmt: skip
 
 
 def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+class _Scratch(threading.local):
+    """Memory that a thread's calls use one after the other."""
+
+    floats = torch.empty(0)
+
+
+_own = _Scratch()
+
+
+def _scratch(n: int) -> Tensor:
+    """At least n floats that are this thread's until its next call."""
+    if len(_own.floats) < n:
+        _own.floats = torch.empty(n)
+    return _own.floats
 
 
 def _ready(values: Sequence[Tensor]) -> list[Tensor]:
@@ -267,7 +298,7 @@ def forward(
     assert library is not None
     windows = plan.windows if keep else plan.tile
     saved = x.new_empty(windows * plan.saved_per_window)
-    scratch = x.new_empty(plan.scratch_forward())
+    scratch = _scratch(plan.scratch_forward())
     y = x.new_empty(plan.windows, plan.asked, plan.width)
     library.functions.rcdt_forward(
         ctypes.c_int(library.level),
@@ -293,7 +324,7 @@ def backward(
     """Gradients of x and of the weights, in their order."""
     library = _library()
     assert library is not None
-    scratch = x.new_empty(plan.scratch_backward())
+    scratch = _scratch(plan.scratch_backward())
     g_x = torch.empty_like(x)
     sums = _zeros_like(weights)
     library.functions.rcdt_backward(
@@ -316,8 +347,8 @@ def tokens(
     times: Tensor,
     table: Tensor,
     weights: list[Tensor],
-    dropout: float,
-    masks: Masks | None,
+    drop: Drop | None,
+    words: list[Words] | None,
 ) -> Tensor:
     """(B, S T - 1, D) normalised tokens of the steps without the last, differentiable.
 
@@ -326,16 +357,11 @@ def tokens(
         times: (B, T) rows of the table.
         table: Embedding of times.
         weights: Weight and bias of each kind's linear layer, then of the layer norm.
-        dropout: Probability that a value is dropped.
-        masks: Where the dropout masks are from; None: no dropout.
+        drop: What dropout does to them.
+        words: Random words of its mask; None: no dropout.
     """
-    size_b, size_t = times.shape
-    width = table.shape[1]
-    words = None
-    if masks and dropout:
-        words = masks.words([size_b * (size_t * len(inputs) - 1) * width])
     times = times.long().contiguous()
-    x: Tensor = _Tokens.apply(_ready(inputs), times, words, dropout, table, *weights)  # type: ignore[no-untyped-call]
+    x: Tensor = _Tokens.apply(_ready(inputs), times, words, drop, table, *weights)  # type: ignore[no-untyped-call]
     return x
 
 
@@ -346,7 +372,7 @@ class _Tokens(torch.autograd.Function):
         inputs: list[Tensor],
         times: Tensor,
         words: list[Words] | None,
-        dropout: float,
+        drop: Drop | None,
         table: Tensor,
         *weights: Tensor,
     ) -> Tensor:
@@ -356,7 +382,7 @@ class _Tokens(torch.autograd.Function):
         sizes = [values.shape[-1] for values in inputs]
         ctx.steps = _Steps(
             size_b, size_t, width, kinds, (ctypes.c_int * 4)(*sizes),
-            least_word(dropout), kept_scale(dropout),
+            *(drop or _NOTHING),
         )  # fmt: skip
         turned = _turned(weights)
         tokens = table.new_empty(size_b * size_t, kinds, width)
@@ -385,7 +411,7 @@ class _Tokens(torch.autograd.Function):
         inputs, turned = rest[: ctx.steps.kinds], rest[ctx.steps.kinds :]
         grad = grad.contiguous()
         g_table = torch.zeros_like(table)
-        sums, scratch = _zeros_like(turned), torch.empty_like(tokens)
+        sums, scratch = _zeros_like(turned), _scratch(tokens.numel())
         library.functions.rcdt_embed_backward(
             ctypes.c_int(library.level),
             ctypes.byref(ctx.steps),
@@ -440,7 +466,7 @@ class LastStates:
             threads = min(threads, n_tiles)
         steps = _Steps(size_b, size_t, width, kinds, (ctypes.c_int * 4)(*self._sizes), 0, 1.0)
         each = plan.scratch_acting(1 if n_tiles > 1 else threads)
-        scratch = table.new_empty(min(n_tiles, threads) * each)
+        scratch = _scratch(min(n_tiles, threads) * each)
         out = table.new_empty(size_b, width)
         library.functions.rcdt_last_states(
             ctypes.c_int(library.level),
@@ -459,3 +485,43 @@ class LastStates:
             ctypes.c_void_p(out.data_ptr()),
         )
         return out
+
+
+def runs(
+    arrays: Sequence[npt.NDArray[Any]],
+    rows: Sequence[int],
+    first: npt.NDArray[np.int64],
+    there: npt.NDArray[np.int64],
+) -> list[npt.NDArray[Any]] | None:
+    """Runs of consecutive rows of several arrays; None without the compiled part.
+
+    Args:
+        arrays: (N, ...) each, contiguous.
+        rows: Length of a run in each of them.
+        first: (B,) where the runs begin.
+        there: (B,) how many rows of a run exist; the rest is zero.
+
+    Returns:
+        (B, rows, ...) of each.
+    """
+    if instruction_set() is None:
+        return None
+    library = _library()
+    assert library is not None
+    found = [
+        np.empty((len(first), n, *array.shape[1:]), dtype=array.dtype)
+        for array, n in zip(arrays, rows, strict=True)
+    ]
+    row_bytes = [array.itemsize * math.prod(array.shape[1:]) for array in arrays]
+    count = len(arrays)
+    library.functions.rcdt_runs(
+        ctypes.c_int(count),
+        (ctypes.c_void_p * count)(*[array.ctypes.data for array in arrays]),
+        (ctypes.c_int64 * count)(*row_bytes),
+        (ctypes.c_int64 * count)(*rows),
+        ctypes.c_int64(len(first)),
+        ctypes.c_void_p(first.ctypes.data),
+        ctypes.c_void_p(there.ctypes.data),
+        (ctypes.c_void_p * count)(*[array.ctypes.data for array in found]),
+    )
+    return found

@@ -223,3 +223,26 @@ void rcdt_last_states(int level, const steps_t *e, const shape_t *s, int layers,
   } else
     act(&acting);
 }
+
+/* ---- batches ------------------------------------------------------------------------------ */
+
+#define AHEAD 8
+#define LINE 64
+
+/* Runs of consecutive rows of several arrays: `rows` of each from `first` on, zeros beyond the
+ * `there` that exist. What comes soon is fetched early, since each run is somewhere else. */
+void rcdt_runs(int arrays, const char *const *from, const int64_t *row_bytes, const int64_t *rows,
+               int64_t windows, const int64_t *first, const int64_t *there, char *const *to) {
+  for (int64_t w = 0; w < windows; w++)
+    for (int a = 0; a < arrays; a++) {
+      const int64_t bytes = row_bytes[a], whole = rows[a] * bytes;
+      if (w + AHEAD < windows) {
+        const char *soon = from[a] + first[w + AHEAD] * bytes;
+        for (int64_t at = 0; at < whole; at += LINE) __builtin_prefetch(soon + at);
+      }
+      const int64_t real = (there[w] < rows[a] ? there[w] : rows[a]) * bytes;
+      char *out = to[a] + w * whole;
+      memcpy(out, from[a] + first[w] * bytes, real);
+      memset(out + real, 0, whole - real);
+    }
+}
