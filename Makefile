@@ -41,7 +41,7 @@ types: $(STAMP)
 docs: $(STAMP)  ## Build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-demo: $(STAMP)  ## One policy at several cost budgets, in about three minutes
+demo: $(STAMP)  ## One policy at several cost budgets, in about two minutes
 	$(BIN)/python -m rcdt_agent.demo
 
 bench: $(STAMP)  ## Our speed beside the peer's, in about four minutes; build/bench.json
