@@ -15,10 +15,14 @@ from test_networks import plain_block
 from rcdt_agent import kernels
 from rcdt_agent.data import TrajectoryDataset, WindowSampler
 from rcdt_agent.doctor import check_kernels
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.kernels import library
 from rcdt_agent.networks import PolicyTransformer
 from rcdt_agent.networks.block import Block
 from rcdt_agent.networks.dropout import Masks
 
+# The module, which the function of its name hides in the package.
+kernels_block = sys.modules["rcdt_agent.kernels.block"]
 CPU = torch.device("cpu")
 BEST = kernels.LEVELS.index(kernels.instruction_set() or kernels.LEVELS[0])
 
@@ -26,23 +30,23 @@ BEST = kernels.LEVELS.index(kernels.instruction_set() or kernels.LEVELS[0])
 @pytest.fixture(params=range(BEST + 1), ids=lambda level: kernels.LEVELS[level])
 def level(request, monkeypatch):
     """Each instruction set that this machine has."""
-    library = kernels._library()
-    assert library is not None, "the compiled part was not built"
-    chosen = kernels._Library(library.functions, request.param, library.team)
-    monkeypatch.setattr(kernels, "_library", lambda: chosen)
+    found = library.library()
+    assert found is not None, "the compiled part was not built"
+    chosen = library.Library(found.functions, request.param, found.team)
+    monkeypatch.setattr(library, "library", lambda: chosen)
     monkeypatch.delenv(kernels.VARIABLE, raising=False)
     return request.param
 
 
-def counted(monkeypatch, name):
-    """How often the compiled function ran, in a list that grows."""
-    calls, real = [], getattr(kernels, name)
+def counted(monkeypatch, module, name):
+    """How often a function ran, in a list that grows."""
+    calls, real = [], getattr(module, name)
 
     def count(*args, **kwargs):
         calls.append(name)
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(kernels, name, count)
+    monkeypatch.setattr(module, name, count)
     return calls
 
 
@@ -72,7 +76,7 @@ def test_a_block_is_the_plain_one(level, shape, rates, monkeypatch):
     exact = copy.deepcopy(block).double()
     x = torch.randn(size_b, length, width, requires_grad=True)
     wide = x.detach().double().requires_grad_()
-    calls = counted(monkeypatch, "backward")
+    calls = counted(monkeypatch, kernels_block, "backward")
 
     def masks():
         return Masks(7, CPU) if any(rates) else None
@@ -131,7 +135,7 @@ def make_inputs(size_b, size_t):
 def test_a_policy_is_the_same_with_and_without(level, cost_token, train, monkeypatch):
     policy, inputs = make_policy(cost_token=cost_token), make_inputs(9, 6)
     policy.train(train)
-    calls = counted(monkeypatch, "tokens")
+    calls = counted(monkeypatch, kernels, "tokens")
     found = []
     for switch in ("1", "0"):
         monkeypatch.setenv(kernels.VARIABLE, switch)
@@ -186,6 +190,73 @@ def test_other_numbers_and_widths_go_another_way():
     assert not kernels.usable(torch.zeros(2, 20), torch.zeros(20, 20))
 
 
+def test_what_torch_would_refuse_is_refused():
+    """The compiled programs read whatever is there, so sizes are compared before."""
+    policy = make_policy()
+    good = make_inputs(2, 4)
+    for name, bad in (
+        ("obs", torch.randn(2, 4, 300)),
+        ("obs", torch.randn(2, 4, 3)),
+        ("rtg", torch.randn(3, 4)),
+        ("timesteps", torch.full((2, 4), -1)),
+    ):
+        with pytest.raises(ValueError):
+            policy.features(**{**good, name: bad})
+        with torch.no_grad(), pytest.raises(ValueError):
+            policy.last_features(**{**good, name: bad})
+    with pytest.raises(ValueError, match="expected 32"):
+        policy.blocks[0](torch.randn(2, 5, 48))
+    with pytest.raises(ValueError, match="multiple"):
+        Block(64, 6, 0.0, 0.0)
+    assert policy.last_features(**make_inputs(0, 4)).shape == (0, 32)
+
+
+def test_weights_in_any_order_of_memory():
+    policy, inputs = make_policy(), make_inputs(3, 5)
+    with torch.no_grad():
+        features, last = policy.features(**inputs), policy.last_features(**inputs)
+        for parameter in policy.parameters():
+            if parameter.dim() == 2:
+                parameter.data = parameter.data.t().contiguous().t()
+        torch.testing.assert_close(policy.features(**inputs), features)
+        torch.testing.assert_close(policy.last_features(**inputs), last)
+
+
+def test_acting_notices_weights_that_were_replaced():
+    policy, other, inputs = make_policy(), make_policy(), make_inputs(3, 5)
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.mul_(1.5)
+        before = policy.last_features(**inputs)
+        policy.blocks[0].out.bias.data = torch.ones(32)
+        between = policy.last_features(**inputs)
+        policy.load_state_dict(other.state_dict(), assign=True)
+        after = policy.last_features(**inputs)
+        torch.testing.assert_close(after, other.last_features(**inputs))
+    assert not torch.allclose(before, between)
+    assert not torch.allclose(between, after)
+
+
+def test_scores_that_are_not_numbers_stay_so():
+    policy, inputs = make_policy(), make_inputs(2, 4)
+    with torch.no_grad():
+        policy.blocks[0].query.weight.fill_(torch.nan)
+        assert policy.features(**inputs).isnan().all()
+        assert policy.last_features(**inputs).isnan().all()
+
+
+def test_other_defaults_of_torch(level):
+    """Memory is made as the programs need it, whatever the user has set."""
+    script = (
+        "import torch\n"
+        "from rcdt_agent.kernels.library import scratch\n"
+        "torch.set_default_dtype(torch.bfloat16)\n"
+        "with torch.device('meta'): found = scratch(100)\n"
+        "assert found.dtype == torch.float32 and found.device.type == 'cpu' and len(found) >= 100"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
 def test_gradients_are_not_finite_where_values_are_not():
     """Nothing hides a NaN from the guard that stops training."""
     block = Block(32, 4, 0.0, 0.0)
@@ -205,7 +276,7 @@ def test_the_doctor_knows(monkeypatch):
         "ok",
         kernels.LEVELS[BEST],
     )
-    monkeypatch.setattr(kernels, "_library", lambda: None)
+    monkeypatch.setattr(library, "library", lambda: None)
     check = check_kernels()
     assert check.status == "missing" and "C compiler" in check.detail
     monkeypatch.setenv(kernels.VARIABLE, "0")
@@ -243,6 +314,32 @@ def test_batches_are_the_same_with_and_without(monkeypatch):
     for one, two in zip(*found, strict=True):
         for name, values in vars(one).items():
             assert torch.equal(values, getattr(two, name)), name
+
+
+def test_data_in_any_order_of_memory():
+    arrays = random_arrays([6, 9], seed=1)
+    table = np.column_stack([arrays["observations"], arrays["actions"], arrays["rewards"]])
+    strided = {
+        **arrays,
+        "observations": np.asfortranarray(arrays["observations"]),
+        "actions": table[:, 3:5],
+        "rewards": table[:, 5],
+    }
+    one, two = (
+        WindowSampler(TrajectoryDataset.from_arrays(**x), context_length=4, batch_size=16).sample()
+        for x in (arrays, strided)
+    )
+    for name, values in vars(one).items():
+        assert torch.equal(values, getattr(two, name)), name
+    assert kernels.runs([table.T], [1], np.array([0]), np.array([1])) is None
+
+
+def test_windows_begin_at_steps_that_exist():
+    data = TrajectoryDataset.from_arrays(**random_arrays([6, 9], seed=1))
+    sampler = WindowSampler(data, context_length=4, batch_size=16)
+    for start in (-1, 6):
+        with pytest.raises(InvalidArgumentError, match="steps of their trajectories"):
+            sampler.windows(torch.tensor([0]), torch.tensor([start]))
 
 
 def test_runs_of_rows():

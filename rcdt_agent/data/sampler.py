@@ -127,9 +127,13 @@ class WindowSampler:
         n = len(dataset)
         rtg, ctg = to_go(dataset)
         array = self._array
-        self._obs, self._final_obs = array(dataset.observations), array(dataset.final_observations)
-        self._actions = array(dataset.actions)
-        self._rewards, self._costs = array(dataset.step_rewards), array(dataset.step_costs)
+        self._final_obs = array(dataset.final_observations)
+        self._obs, self._actions, self._rewards, self._costs = (
+            array(np.ascontiguousarray(values))
+            for values in (
+                dataset.observations, dataset.actions, dataset.step_rewards, dataset.step_costs,
+            )
+        )  # fmt: skip
         self._rtg, self._ctg = array(rtg), array(ctg)
         self._lengths, self._firsts = array(dataset.lengths), array(dataset.offsets[:-1])
         self._terminated = array(dataset.terminated)
@@ -187,7 +191,14 @@ class WindowSampler:
         return batch
 
     def windows(self, trajectories: Tensor, starts: Tensor) -> Batch:
-        """The windows that begin at step `starts` of `trajectories`, both (B,) int64."""
+        """The windows that begin at step `starts` of `trajectories`, both (B,) int64.
+
+        Raises:
+            InvalidArgumentError: There is no such step.
+        """
+        lengths = torch.as_tensor(self._lengths)[trajectories]
+        if ((starts < 0) | (starts >= lengths)).any():
+            raise InvalidArgumentError("`starts` must be steps of their trajectories.")
         return self._windows(self._array(trajectories.numpy()), self._array(starts.numpy()))
 
     def _windows(self, chosen: Any, starts: Any) -> Batch:

@@ -38,7 +38,7 @@ static INLINE float NAME(largest)(vf values) {
 /* e^x by x = n log 2 + r; the polynomial is Taylor's, |r| <= 0.35. Below -87 it is e^-87. */
 static INLINE vf NAME(exp)(vf x) {
   const vf lowest = NAME(all)(-87.0f), round = NAME(all)(12582912.0f); /* 1.5 * 2^23 */
-  x = NAME(pick)(x > lowest, x, lowest);
+  x = NAME(pick)(x < lowest, lowest, x); /* NaN stays */
   vf n = (x * 1.44269504f + round) - round;
   vf r = x - n * 0.693359375f + n * 2.12194440e-4f;
   vf p = 1.0f / 720 * r + 1.0f / 120;
@@ -402,7 +402,7 @@ static void NAME(attend)(const shape_t *s, int windows, int first_head, int end_
     }
 }
 
-/* Adds a row of d values to `out`, and to a bias' gradient. */
+/* Stores some values of a row, and adds them to a bias' gradient. */
 static INLINE void NAME(put)(vf value, int room, float *out, float *g_bias) {
   if (room >= LANES) {
     NAME(store)(out, value);

@@ -1,6 +1,6 @@
 /* Transformer blocks on a processor: `block.h` for each instruction set, and the choice of one.
  *
- * Called from `__init__.py`, which says what the arguments are. Nothing is
+ * Called from the Python modules here, which say what the arguments are. Nothing is
  * allocated here and nothing outlives a call, so threads may call side by side.
  */
 #include <math.h>
@@ -36,7 +36,7 @@ enum {
   B_NARROW, WEIGHTS
 };
 
-/* As `_Shape` in __init__.py. */
+/* As `_Shape` in block.py. */
 typedef struct {
   int windows, length, width, heads, head, first, every, asked;
   int tile;             /* windows that go through the block at a time */
@@ -48,7 +48,7 @@ typedef struct {
 
 #define MOST_KINDS 4
 
-/* As `_Steps` in __init__.py. */
+/* As `Steps` in tokens.py. */
 typedef struct {
   int windows, steps, width, kinds; /* of tokens */
   int sizes[MOST_KINDS];            /* of what each kind is made from */
@@ -240,7 +240,8 @@ void rcdt_runs(int arrays, const char *const *from, const int64_t *row_bytes, co
         const char *soon = from[a] + first[w + AHEAD] * bytes;
         for (int64_t at = 0; at < whole; at += LINE) __builtin_prefetch(soon + at);
       }
-      const int64_t real = (there[w] < rows[a] ? there[w] : rows[a]) * bytes;
+      const int64_t some = there[w] < rows[a] ? there[w] : rows[a];
+      const int64_t real = some > 0 ? some * bytes : 0;
       char *out = to[a] + w * whole;
       memcpy(out, from[a] + first[w] * bytes, real);
       memset(out + real, 0, whole - real);

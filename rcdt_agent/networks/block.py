@@ -26,6 +26,8 @@ class Block(nn.Module):
     def __init__(self, width: int, n_heads: int, dropout: float, attention_dropout: float) -> None:
         """Standard sizes: the MLP is four times as wide."""
         super().__init__()
+        if width % n_heads:
+            raise ValueError(f"width {width} is not a multiple of {n_heads} heads")
         self.n_heads = n_heads
         self.dropout = dropout
         self.attention_dropout = attention_dropout

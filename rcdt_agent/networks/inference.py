@@ -36,7 +36,8 @@ class LastState:
     def __init__(self, policy: PolicyTransformer) -> None:
         """Join the weights; a policy that changes later needs a new one."""
         self._cost_token = policy.cost_token
-        self._parameters = list(policy.parameters())
+        # Where each module keeps its parameters: those of the moment are found there.
+        self._owners = [m._parameters for m in policy.modules() if m._parameters]
         self._versions = self._read_versions()
         self._rows_of_times = policy.rows_of_times
         table = policy.embed_time.weight
@@ -48,8 +49,9 @@ class LastState:
         return self._versions == self._read_versions()
 
     def _read_versions(self) -> list[Any]:
-        # In place, each has a version; moved or replaced, all are.
-        return [self._parameters[0].data_ptr(), *[p._version for p in self._parameters]]
+        # Changed in place, it has another version; moved or replaced, it is somewhere else.
+        found = [p for owner in self._owners for p in owner.values() if p is not None]
+        return [value for p in found for value in (p.data_ptr(), p._version)]
 
     def __call__(
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
