@@ -108,7 +108,7 @@ class Scaling:
     def unscale_actions(self, actions: npt.ArrayLike) -> Floats:
         """Network actions, clipped to [-1, 1], as actions of the space."""
         low, high = self.action_scale
-        unit = np.clip(np.asarray(actions, dtype=np.float32), -1.0, 1.0)
+        unit = np.minimum(np.maximum(np.asarray(actions, dtype=np.float32), -1.0), 1.0)
         return np.asarray(low + (unit + 1) / 2 * (high - low), dtype=np.float32)
 
     def scale_dataset(self, dataset: TrajectoryDataset) -> TrajectoryDataset:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -229,7 +230,7 @@ class AgentState:
             interventions=self.interventions + (0 if shielded is None else shielded),
         )
 
-    @property
+    @cached_property
     def last(self) -> Ints:
         """(N,) place of the present step in the window."""
         return np.minimum(self.steps, self.obs.shape[1]) - 1

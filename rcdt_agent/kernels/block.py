@@ -22,7 +22,7 @@ from rcdt_agent.kernels.library import (
     zeros_like,
 )
 
-TILE_ROWS = 320
+TILE_ROWS = 160
 """Tokens that go through a block at a time: what one layer reads and writes stays in the cache."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -50,8 +51,8 @@ class LastState:
 
     def _read_versions(self) -> list[Any]:
         # Changed in place, it has another version; moved or replaced, it is somewhere else.
-        found = [p for owner in self._owners for p in owner.values() if p is not None]
-        return [value for p in found for value in (p.data_ptr(), p._version)]
+        found: list[Any] = list(chain.from_iterable(map(dict.values, self._owners)))
+        return [*map(Tensor.data_ptr, found), *[p._version for p in found]]
 
     def __call__(
         self, obs: Tensor, actions: Tensor, rtg: Tensor, ctg: Tensor, timesteps: Tensor
