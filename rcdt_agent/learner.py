@@ -24,8 +24,8 @@ from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
 from rcdt_agent.threads import in_lanes, keep_freed_memory, lanes
 
-PART_VALUES = 73_728
-"""Values of one activation (tokens times width) that a core takes at a time: 576 tokens of the
+PART_VALUES = 122_880
+"""Values of one activation (tokens times width) that a core takes at a time: 960 tokens of the
 paper's width. What a layer reads and writes then stays in its cache, and memory does not grow with
 the batch."""
 

@@ -224,6 +224,13 @@ void rcdt_last_states(int level, const steps_t *e, const shape_t *s, int layers,
     act(&acting);
 }
 
+/* Whether all are rows of a table of so many. */
+int rcdt_within(const int64_t *rows, int64_t n, int64_t table) {
+  int64_t beyond = 0;
+  for (int64_t i = 0; i < n; i++) beyond |= rows[i] | (table - 1 - rows[i]);
+  return beyond >= 0; /* the sign of any that is negative stays */
+}
+
 /* ---- batches ------------------------------------------------------------------------------ */
 
 #define AHEAD 8

@@ -126,9 +126,11 @@ def ready(
     for values, size in zip(inputs, sizes, strict=True):
         if values.shape != (*times.shape, size):
             raise ValueError(f"expected {(*times.shape, size)}, got {tuple(values.shape)}")
-    if times.numel() and not (int(times.min()) >= 0 and int(times.max()) < n_times):
+    times = times.long().contiguous()
+    place, count = ctypes.c_void_p(times.data_ptr()), ctypes.c_int64(times.numel())
+    if not loaded().functions.rcdt_within(place, count, ctypes.c_int64(n_times)):
         raise ValueError(f"timesteps must be from 0 to {n_times - 1}")
-    return [values.float().contiguous() for values in inputs], times.long().contiguous()
+    return [values.float().contiguous() for values in inputs], times
 
 
 def turned(weights: Sequence[Tensor]) -> list[Tensor]:
