@@ -1,14 +1,23 @@
 /* The transformer block on one processor core, for one instruction set.
  *
  * `kernels.c` includes this file once for each instruction set that it serves, with NAME() giving
- * every function a name of its own, and ROWS times VECTORS the size of a patch of a product that
- * its registers hold.
+ * every function a name of its own, LANES values to a vector, and ROWS times VECTORS the size of a
+ * patch of a product that its registers hold.
  *
  * Shapes: B windows of L tokens, R = B L rows, D wide, H heads of d = D / H. A block may answer at
  * `asked` positions of each window only: first, first + every, ...; A = B asked rows.
  */
 
 /* ---- vectors ------------------------------------------------------------------------------ */
+
+/* Of LANES values, wherever in memory. */
+typedef float NAME(floats) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int32_t NAME(ints) __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+typedef int16_t NAME(shorts) __attribute__((vector_size(2 * LANES), aligned(2), may_alias));
+#define vf NAME(floats)
+#define vi NAME(ints)
+#define vs NAME(shorts)
+#define PLACES (*(const vi *)places)
 
 static INLINE vf NAME(load)(const float *at) { return *(const vf *)at; }
 
@@ -21,16 +30,30 @@ static INLINE vf NAME(pick)(vi mask, vf yes, vf no) {
 }
 
 static INLINE float NAME(sum)(vf values) {
+#if LANES == 16
   union { vf whole; v8 half[2]; } a = {values};
   union { v8 whole; v4 half[2]; } b = {a.half[0] + a.half[1]};
   v4 c = b.half[0] + b.half[1];
+#elif LANES == 8
+  union { vf whole; v4 half[2]; } b = {values};
+  v4 c = b.half[0] + b.half[1];
+#else
+  vf c = values;
+#endif
   return (c[0] + c[2]) + (c[1] + c[3]);
 }
 
 static INLINE float NAME(largest)(vf values) {
+#if LANES == 16
   union { vf whole; v8 half[2]; } a = {values};
   union { v8 whole; v4 half[2]; } b = {LARGER(v8, i8, a.half[0], a.half[1])};
   v4 c = LARGER(v4, i4, b.half[0], b.half[1]);
+#elif LANES == 8
+  union { vf whole; v4 half[2]; } b = {values};
+  v4 c = LARGER(v4, i4, b.half[0], b.half[1]);
+#else
+  vf c = values;
+#endif
   float left = c[0] > c[2] ? c[0] : c[2], right = c[1] > c[3] ? c[1] : c[3];
   return left > right ? left : right;
 }
@@ -137,6 +160,7 @@ static void NAME(add_outer)(int m, int n, int k, const float *a, size_t a_row, c
 /* out (n, m) = A^T of A (m, n), both sizes multiples of LANES. */
 static void NAME(transpose)(const float *a, size_t a_row, int m, int n, float *out,
                             size_t out_row) {
+#if LANES == 16
   const vi evens = {0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30};
   const vi odds = evens + 1;
   const vi low2 = {0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29}, high2 = low2 + 2;
@@ -162,6 +186,11 @@ static void NAME(transpose)(const float *a, size_t a_row, int m, int n, float *o
         NAME(store)(out + (j + e + 8) * out_row + i, __builtin_shuffle(y[e], y[e + 8], high8));
       }
     }
+#else
+  for (int i = 0; i < m; i += 8)
+    for (int j = 0; j < n; j++)
+      for (int r = i; r < i + 8 && r < m; r++) out[j * out_row + r] = a[r * a_row + j];
+#endif
 }
 
 /* ---- layer norm --------------------------------------------------------------------------- */
@@ -789,3 +818,8 @@ static void NAME(last_states)(const steps_t *e, const shape_t *s, crew_t *crew, 
   NAME(final_tile)(s, blocks + WEIGHTS * (layers - 1), ends[2], windows, x, saved, y);
   NAME(norm)(y, ends[0], ends[1], windows, s->width, out + (size_t)b * s->width);
 }
+
+#undef vf
+#undef vi
+#undef vs
+#undef PLACES

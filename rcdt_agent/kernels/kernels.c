@@ -9,17 +9,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define LANES 16
 #define FOUR 4
 #define EIGHT 8
 #define PADDED(n) (((n) + LANES - 1) / LANES * LANES)
 #define TURNED(width) (12 * (size_t)(width) * (width)) /* floats of a block's matrices */
 #define INLINE inline __attribute__((always_inline))
 
-/* Of 16 values, wherever in memory; a processor with narrower registers uses several. */
-typedef float vf __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int32_t vi __attribute__((vector_size(64), aligned(4), may_alias));
-typedef int16_t vs __attribute__((vector_size(32), aligned(2), may_alias));
 typedef float v8 __attribute__((vector_size(32)));
 typedef float v4 __attribute__((vector_size(16)));
 typedef int32_t i8 __attribute__((vector_size(32)));
@@ -28,7 +23,7 @@ typedef int32_t i4 __attribute__((vector_size(16)));
 #define LARGER(vector, mask, a, b) \
   ((vector)(((mask)(a) & ((a) > (b))) | ((mask)(b) & ~((a) > (b)))))
 
-#define PLACES ((vi){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+static const int32_t places[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 /* Weights in the order of `Block.weights`. */
 enum {
@@ -90,10 +85,12 @@ static inline int first_asked(const shape_t *s, int j) {
 }
 
 #define NAME(name) name##_any
-#define ROWS 2
-#define VECTORS 1
+#define LANES 4
+#define ROWS 4
+#define VECTORS 2
 #include "block.h"
 #undef NAME
+#undef LANES
 #undef ROWS
 #undef VECTORS
 
@@ -102,20 +99,24 @@ static inline int first_asked(const shape_t *s, int j) {
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAME(name) name##_avx2
+#define LANES 8
 #define ROWS 6
-#define VECTORS 1
+#define VECTORS 2
 #include "block.h"
 #undef NAME
+#undef LANES
 #undef ROWS
 #undef VECTORS
 #pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,prefer-vector-width=512")
 #define NAME(name) name##_avx512
+#define LANES 16
 #define ROWS 6
 #define VECTORS 4
 #include "block.h"
 #undef NAME
+#undef LANES
 #undef ROWS
 #undef VECTORS
 #pragma GCC pop_options
