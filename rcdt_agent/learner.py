@@ -26,8 +26,8 @@ from rcdt_agent.threads import in_lanes, keep_freed_memory, lanes
 
 PART_VALUES = 122_880
 """Values of one activation (tokens times width) that a core takes at a time: 960 tokens of the
-paper's width. What a layer reads and writes then stays in its cache, and memory does not grow with
-the batch."""
+paper's width. Memory does not grow with the batch; larger parts would take more of it, smaller ones
+spend more of the time in Python."""
 
 KEPT_VALUES = 1_310_720
 """Values whose graph may be kept between the two stages of a gradient; beyond, it is made again."""

@@ -245,16 +245,19 @@ def test_scores_that_are_not_numbers_stay_so():
         assert policy.last_features(**inputs).isnan().all()
 
 
-def test_other_defaults_of_torch(level):
+def test_other_defaults_of_torch():
     """Memory is made as the programs need it, whatever the user has set."""
     script = (
         "import torch\n"
         "from rcdt_agent.kernels.library import scratch\n"
         "torch.set_default_dtype(torch.bfloat16)\n"
         "with torch.device('meta'): found = scratch(100)\n"
-        "assert found.dtype == torch.float32 and found.device.type == 'cpu' and len(found) >= 100"
+        "print(found.dtype, found.device.type, len(found))"
     )
-    subprocess.run([sys.executable, "-c", script], check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.split() == ["torch.float32", "cpu", "100"]
 
 
 def test_gradients_are_not_finite_where_values_are_not():

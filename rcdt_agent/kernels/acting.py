@@ -42,7 +42,7 @@ class LastStates:
             n_heads: Heads.
         """
         self._table = table.detach().clone(memory_format=torch.contiguous_format)
-        last_key_value = weights[2 * n_kinds + 2 + 14 * (n_layers - 1) + 4]
+        last_key_value = weights[:-2][-14:][4]  # of the last block, before the last norm
         self._weights = [
             *turned(weights),
             last_key_value.clone(memory_format=torch.contiguous_format),

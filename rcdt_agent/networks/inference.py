@@ -3,7 +3,7 @@
 One small window is mostly overhead: of Python, of modules and of kernels. Here all layers are one
 program: a compiled one on processors (`kernels`), else one of torch's operations on weights that
 are joined once (all token embeddings into one matrix, queries, keys and values into another).
-`tests/test_networks.py` holds both to the policy's own features.
+`tests/test_networks.py` and `tests/test_kernels.py` hold them to the policy's own features.
 """
 
 from __future__ import annotations
