@@ -27,7 +27,10 @@ def main(
 
     content = json.loads(report.to_json())
     save_figure(plot_calibration(content), Path(folder) / "calibration.png")
-    save_figure(plot_frontier(data.returns, data.costs, content), Path(folder) / "frontier.png")
+    save_figure(
+        plot_frontier(data.episode_returns, data.episode_costs, content),
+        Path(folder) / "frontier.png",
+    )
 
 
 if __name__ == "__main__":

@@ -521,8 +521,8 @@ class RCDT(StableBaselinesFace):
             dataset, self.config, cost_limit=self.cost_limit, action_space=self.action_space
         )
         self.targets = ReturnTargets(
-            returns=dataset.returns,
-            costs=dataset.costs,
+            returns=dataset.episode_returns,
+            costs=dataset.episode_costs,
             quantile=self.config.target_quantile,
             published=(
                 tuple(zip(self.task.budgets, self.task.published_targets, strict=True))
@@ -667,7 +667,7 @@ def _as_dataset(data: Data) -> TrajectoryDataset:
 
 def _typical_cost(dataset: TrajectoryDataset) -> float:
     """The default budget and unit of cost without a task: the median, if anything costs at all."""
-    return float(np.median(dataset.costs)) or float(dataset.costs.mean()) or 1.0
+    return float(np.median(dataset.episode_costs)) or float(dataset.episode_costs.mean()) or 1.0
 
 
 def _device(name: str) -> torch.device:

@@ -39,8 +39,8 @@ class CriticPair:
         self.reward, self.cost = (
             make_critic(dataset, values, discount, config).to(device)
             for values, discount in (
-                (dataset.step_rewards, config.discount),
-                (dataset.step_costs, config.cost_discount),
+                (dataset.rewards, config.discount),
+                (dataset.costs, config.cost_discount),
             )
         )
         self.reward_target, self.cost_target = (

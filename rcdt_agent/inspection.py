@@ -42,16 +42,16 @@ def inspect_file(
     budgets = known.budgets if known else BUDGETS["safety-gymnasium"]
     limit = budgets[1] if cost_limit is None else cost_limit
     raw = trajectory_weights(
-        torch.from_numpy(dataset.returns),
-        torch.from_numpy(dataset.costs),
+        torch.from_numpy(dataset.episode_returns),
+        torch.from_numpy(dataset.episode_costs),
         alpha=alpha,
         gamma=gamma,
         cost_limit=limit,
     )
     weights = normalize_weights(raw, torch.ones_like(raw), maximum=10.0).numpy()
     figure = plot_return_cost(
-        dataset.returns,
-        dataset.costs,
+        dataset.episode_returns,
+        dataset.episode_costs,
         weights,
         cost_limit=limit,
         budgets=budgets,
@@ -76,7 +76,7 @@ def _figures(dataset: TrajectoryDataset, weights: np.ndarray) -> Rows:  # type: 
         ("observation, action size", f"{summary.observation_size}, {summary.action_size}"),
         ("return", _range(*summary.return_range)),
         ("cost", _range(*summary.cost_range)),
-        ("cost of one step", _range(dataset.step_costs.min(), dataset.step_costs.max())),
+        ("cost of one step", _range(dataset.costs.min(), dataset.costs.max())),
         (
             "episode length",
             f"{_range(*summary.length_range)}, median {np.median(lengths):g}",
@@ -92,11 +92,11 @@ def _coverage(dataset: TrajectoryDataset, budgets: tuple[float, ...]) -> Rows:
     frontier = dataset.frontier()
     rows: Rows = [("budget", "within", "best return", "0.9 quantile", "alpha_F there")]
     for budget in budgets:
-        within = dataset.costs <= budget
+        within = dataset.episode_costs <= budget
         if not within.any():
             rows.append((f"{budget:g}", "0 %", "none", "none", "0"))
             continue
-        target = float(np.quantile(dataset.returns[within], 0.9))
+        target = float(np.quantile(dataset.episode_returns[within], 0.9))
         rows.append(
             (
                 f"{budget:g}",

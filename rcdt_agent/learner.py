@@ -483,7 +483,10 @@ class Outcomes(Protocol):
 
 def dataset_weights(dataset: Outcomes, config: Config, cost_limit: float) -> Tensor:
     """(M,) raw trajectory weights of the configuration."""
-    returns, costs = torch.from_numpy(dataset.returns), torch.from_numpy(dataset.costs)
+    returns, costs = (
+        torch.from_numpy(dataset.episode_returns),
+        torch.from_numpy(dataset.episode_costs),
+    )
     if config.weighting == "return_cost":
         return losses.trajectory_weights(
             returns, costs, alpha=config.alpha, gamma=config.gamma, cost_limit=cost_limit

@@ -83,7 +83,7 @@ class Scaling:
         else:
             mean, std = np.zeros(size_o), np.ones(size_o)
         low, high = _action_bounds(dataset, action_space)
-        spread = float(np.ptp(dataset.returns)) or 1.0
+        spread = float(np.ptp(dataset.episode_returns)) or 1.0
         return cls(
             obs_mean=tuple(map(float, mean)),
             obs_std=tuple(map(float, std)),

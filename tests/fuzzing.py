@@ -357,12 +357,12 @@ def mutated_hdf5(base: bytes, number: int, rng: np.random.Generator) -> tuple[st
 
 def read_dataset(path: Path) -> None:
     data = TrajectoryDataset.from_hdf5(path)
-    for values in (data.observations, data.actions, data.step_rewards, data.final_observations):
+    for values in (data.observations, data.actions, data.rewards, data.final_observations):
         assert values.dtype == np.float32 and np.isfinite(values).all()
-    assert (data.step_costs >= 0).all() and len(data) >= 1
-    assert data.offsets[0] == 0 and data.offsets[-1] == len(data.actions) == len(data.step_costs)
+    assert (data.costs >= 0).all() and len(data) >= 1
+    assert data.offsets[0] == 0 and data.offsets[-1] == len(data.actions) == len(data.costs)
     assert (data.lengths >= 1).all()
-    assert np.isfinite(data.returns).all() and np.isfinite(data.costs).all()
+    assert np.isfinite(data.episode_returns).all() and np.isfinite(data.episode_costs).all()
 
 
 def read_agent(path: Path) -> None:

@@ -81,7 +81,7 @@ def test_learn_refuses(drivers, dataset):
 def test_data_without_any_cost(drivers):
     from dataclasses import replace
 
-    safe = replace(drivers, step_costs=np.zeros_like(drivers.step_costs))
+    safe = replace(drivers, costs=np.zeros_like(drivers.costs))
     agent = RCDT(**QUICK).learn(safe, 2)
     assert agent.cost_budget == agent.scaling.ctg_scale == 1.0
     assert np.isfinite(agent.predict(drivers.observations[0])[0]).all()
@@ -93,7 +93,7 @@ def test_path_as_dataset(drivers, tmp_path):
     agent.learn(tmp_path / "mine.hdf5", 3)  # read again: the same data
     assert agent.num_timesteps == 3
     assert agent.dataset.fingerprint == drivers.fingerprint
-    assert agent.cost_budget == pytest.approx(float(np.median(drivers.costs)))
+    assert agent.cost_budget == pytest.approx(float(np.median(drivers.episode_costs)))
 
 
 def test_same_seed_same_agent_and_nobodys_randomness_is_touched(drivers):

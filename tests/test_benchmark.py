@@ -194,9 +194,10 @@ def test_baselines_know_one_budget_or_each(file, drivers, tmp_path):
     assert run(tmp_path, file, ["bc-safe", "bc-safe-each"]) == []
     results = collect_results(tmp_path)
     one, each = (results["trainings"][cell["training"]] for cell in results["cells"])
-    assert one["imitated_trajectories"] == {"policy": int((drivers.costs <= 2).sum())}
+    assert one["imitated_trajectories"] == {"policy": int((drivers.episode_costs <= 2).sum())}
     assert each["imitated_trajectories"] == {
-        f"policy-{budget}": int((drivers.costs <= budget).sum()) for budget in (2, 5, 10, 20, 40)
+        f"policy-{budget}": int((drivers.episode_costs <= budget).sum())
+        for budget in (2, 5, 10, 20, 40)
     }
     first, second = (cell["evaluation"]["results"] for cell in results["cells"])
     assert first[0]["returns"] == first[4]["returns"]  # deaf to the budget
@@ -206,7 +207,7 @@ def test_baselines_know_one_budget_or_each(file, drivers, tmp_path):
 
 def test_a_failed_cell_does_not_lose_the_others(drivers, tmp_path):
     costly = tmp_path / "costly.hdf5"
-    drivers.select(np.flatnonzero(drivers.costs > 3)).to_hdf5(costly)
+    drivers.select(np.flatnonzero(drivers.episode_costs > 3)).to_hdf5(costly)
     failures = run(tmp_path / "out", costly, ["bc-safe", "bc"])
     assert [(Path(f.cell).parent.name, f.what) for f in failures] == [("bc-safe", "training")]
     assert "holds no trajectory" in failures[0].error
@@ -248,7 +249,7 @@ def test_variants_and_held_out_trajectories(file, drivers, tmp_path):
     assert len(TrajectoryDataset.from_hdf5(task["heldout"])) == 15
     # Normalised by the whole data, so that variants can be compared.
     assert task["return_range"] == pytest.approx(
-        [float(drivers.returns.min()), float(drivers.returns.max())]
+        [float(drivers.episode_returns.min()), float(drivers.episode_returns.max())]
     )
     (training,) = results["trainings"].values()
     assert training["critic_error_on"] == "held-out trajectories"
@@ -354,7 +355,7 @@ def test_a_real_task(tmp_path):
 
 def test_budget_blind_equals_the_plain_loop(drivers):
     policy = BC(width=16, seed=1).learn(drivers, 50)
-    targets = ReturnTargets(returns=drivers.returns, costs=drivers.costs)
+    targets = ReturnTargets(returns=drivers.episode_returns, costs=drivers.episode_costs)
     blind = BudgetBlind(policy, targets)
     report = evaluate_budgets(blind, ENV_ID, [2, 10], n_episodes=3, seed=5, n_envs=4)
     for episode in range(3):
@@ -395,7 +396,7 @@ def test_critic_error_of_a_constant_critic(drivers):
     constant = 2.0 * float(agent.learner.critics.cost.scale)
     truth = []
     for i in range(4):
-        costs = part.step_costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)
+        costs = part.costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)
         n = len(costs)
         truth += [
             sum(0.99**k * costs[t + k] for k in range(n - t)) + 0.99 ** (n - t) * constant

@@ -45,7 +45,7 @@ def record_balls(episodes: int, seed: int = 0) -> TrajectoryDataset:
 def test_cost_and_return_rise_with_the_budget(variant, steps, budgets):
     """The paper's token means "exactly", ours "at most": it may cost nothing at small budgets."""
     data = record_balls(150)
-    assert data.costs.min() == 0 and data.costs.max() > 60
+    assert data.episode_costs.min() == 0 and data.episode_costs.max() > 60
     agent = RCDT.from_dsrl(
         "BallRun", dataset=data, preset="tiny", variant=variant, total_steps=steps, seed=0
     )

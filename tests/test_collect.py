@@ -32,7 +32,7 @@ from rcdt_agent.tasks.registry import get_task
 
 ROOT = Path(__file__).resolve().parent.parent
 ARRAYS = (
-    "observations", "actions", "step_rewards", "step_costs", "offsets", "terminated", "truncated",
+    "observations", "actions", "rewards", "costs", "offsets", "terminated", "truncated",
     "final_observations", "final_known",
 )  # fmt: skip
 
@@ -117,8 +117,8 @@ def test_recorder_stores_exact_values(values, options):
     walked = [[0, 0], [0.5, 1], [-0.5, 2], [-0.25, 3], [0, 4], [0, 0], [1, 1], [2, 2]]
     np.testing.assert_array_equal(data.observations, walked)
     np.testing.assert_array_equal(data.actions[:, 0], [0.5, -1, 0.25, 0.25, 0.5, 1, 1, 1])
-    np.testing.assert_array_equal(data.step_rewards, [5, -10, 2.5, 2.5, 5, 10, 10, 10])
-    np.testing.assert_array_equal(data.step_costs, [0.5, 0.5, 0.25, 0, 0.5, 1, 2, 3])
+    np.testing.assert_array_equal(data.rewards, [5, -10, 2.5, 2.5, 5, 10, 10, 10])
+    np.testing.assert_array_equal(data.costs, [0.5, 0.5, 0.25, 0, 0.5, 1, 2, 3])
     np.testing.assert_array_equal(data.offsets, [0, 5, 8])
     np.testing.assert_array_equal(data.final_observations, [[0.5, 5], [3, 3]])
     assert data.terminated.tolist() == [False, True]
@@ -138,7 +138,7 @@ def test_unfinished_episodes_are_not_stored(tmp_path):
     env.save(tmp_path / "data.hdf5")
     data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
     assert len(data) == 1
-    np.testing.assert_array_equal(data.step_costs, [1, 2, 3])
+    np.testing.assert_array_equal(data.costs, [1, 2, 3])
 
 
 def test_recorder_refuses_what_it_cannot_store():
@@ -187,7 +187,7 @@ def test_store_keeps_parts_and_resumes(tmp_path):
         TrajectoryStore(output, options={"seed": 2}, resume=True)
     again = TrajectoryStore(output, options={"seed": 1}, resume=True)
     assert (len(again), again.count(0), again.count(3), again.last_run) == (3, 2, 1, 3)
-    assert read_parts(again.folder).returns.tolist() == [30.0, 25.0, 0.0]
+    assert read_parts(again.folder).episode_returns.tolist() == [30.0, 25.0, 0.0]
     data = again.finish()
     assert_same(TrajectoryDataset.from_hdf5(output), data)
     assert [path.name for path in tmp_path.iterdir()] == ["data.hdf5"]
@@ -290,7 +290,7 @@ def test_penalties_reach_ppo_but_not_the_data(tmp_path, monkeypatch):
         truncated = obs[:, 1] == 4  # where stable-baselines3 adds the value that would follow
         expected = 10 * action[:, 0] - 7.0 * costs
         np.testing.assert_allclose(reward[~truncated], expected[~truncated], rtol=1e-4)
-    np.testing.assert_allclose(data.step_rewards, 10 * data.actions[:, 0], rtol=1e-5)
+    np.testing.assert_allclose(data.rewards, 10 * data.actions[:, 0], rtol=1e-5)
     assert 100 <= data.n_transitions <= 128
     again = collect_dataset(Line, tmp_path / "b.hdf5", penalties=(7.0,), **settings)
     assert_same(data, again)
@@ -416,7 +416,7 @@ def test_example(tmp_path, capsys):
     spec.loader.exec_module(module)
     module.main(episodes=10, output=tmp_path / "drone.hdf5")
     assert "trajectories=10, transitions=500" in capsys.readouterr().out
-    assert TrajectoryDataset.from_hdf5(tmp_path / "drone.hdf5").costs.max() > 0
+    assert TrajectoryDataset.from_hdf5(tmp_path / "drone.hdf5").episode_costs.max() > 0
 
 
 # Real simulators, by the command, in processes of their own
@@ -443,8 +443,8 @@ def assert_dsrl_reads(path, data):
     )
     theirs = np.load(out)
     np.testing.assert_array_equal(theirs["observations"], data.observations)
-    np.testing.assert_array_equal(theirs["rewards"], data.step_rewards)
-    np.testing.assert_array_equal(theirs["costs"], data.step_costs)
+    np.testing.assert_array_equal(theirs["rewards"], data.rewards)
+    np.testing.assert_array_equal(theirs["costs"], data.costs)
     last = data.offsets[1:] - 1
     np.testing.assert_array_equal(theirs["next_observations"][last], data.final_observations)
     np.testing.assert_array_equal(theirs["terminals"][last], data.terminated)
@@ -461,9 +461,11 @@ def test_scripted_drivers_span_the_plane(tmp_path, task, length, best_return, mo
     data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
     assert data.lengths.tolist() == [length] * 20
     assert data.truncated.all() and not data.terminated.any()
-    assert data.costs.min() == 0 and data.costs.max() > most_cost
-    assert data.returns.max() > best_return
-    assert data.returns.max() > data.returns[data.costs <= 10].max() + 50  # risk pays
+    assert data.episode_costs.min() == 0 and data.episode_costs.max() > most_cost
+    assert data.episode_returns.max() > best_return
+    assert (
+        data.episode_returns.max() > data.episode_returns[data.episode_costs <= 10].max() + 50
+    )  # risk pays
     assert np.abs(data.actions).max() <= 1.0
     assert_dsrl_reads(tmp_path / "data.hdf5", data)
     record = json.loads((tmp_path / "data.hdf5.json").read_text())
@@ -506,8 +508,8 @@ def test_navigation_with_scripted_drivers(tmp_path):
     data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
     assert data.lengths.tolist() == [500] * 4
     assert (data.observation_size, data.action_size) == (28, 2)
-    assert data.costs.min() <= 10 and data.costs.max() > 80
-    assert data.returns.max() > 35
+    assert data.episode_costs.min() <= 10 and data.episode_costs.max() > 80
+    assert data.episode_returns.max() > 35
     assert_dsrl_reads(tmp_path / "data.hdf5", data)
 
 
@@ -533,7 +535,7 @@ def test_velocity_task_with_ppo(tmp_path):
     assert (data.observation_size, data.action_size) == (11, 3)
     assert 3500 <= data.n_transitions <= 4000
     assert data.terminated.mean() > 0.9  # a hopper that learns falls
-    assert data.costs.max() > 0
+    assert data.episode_costs.max() > 0
     assert_dsrl_reads(tmp_path / "data.hdf5", data)
 
 
@@ -545,7 +547,7 @@ def test_metadrive_with_idm(tmp_path):
     data = TrajectoryDataset.from_hdf5(tmp_path / "data.hdf5")
     assert (data.observation_size, data.action_size) == (259, 2)
     assert len(data) >= 2
-    assert data.returns.max() > 100  # it gets somewhere
+    assert data.episode_returns.max() > 100  # it gets somewhere
     assert_dsrl_reads(tmp_path / "data.hdf5", data)
 
 

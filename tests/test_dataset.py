@@ -46,10 +46,10 @@ def test_sums_equal_the_slow_reference(lengths, seed):
     data = TrajectoryDataset.from_arrays(**arrays)
     ends = np.cumsum(lengths)
     for m, (start, end) in enumerate(zip(ends - lengths, ends, strict=True)):
-        assert data.returns[m] == pytest.approx(
+        assert data.episode_returns[m] == pytest.approx(
             sum(map(float, arrays["rewards"][start:end])), 1e-4, 1e-5
         )
-        assert data.costs[m] == sum(arrays["costs"][start:end])
+        assert data.episode_costs[m] == sum(arrays["costs"][start:end])
     assert list(data.lengths) == lengths
 
 
@@ -94,7 +94,7 @@ def test_summary(dataset):
     assert (summary.observation_size, summary.action_size) == (3, 2)
     assert summary.length_range == (1, 12)
     assert (summary.terminated, summary.truncated) == (3, 2)
-    assert summary.cost_range == (dataset.costs.min(), dataset.costs.max())
+    assert summary.cost_range == (dataset.episode_costs.min(), dataset.episode_costs.max())
 
 
 def by_return_and_cost(points):
@@ -143,9 +143,9 @@ def test_coverage_and_bound_by_hand():
 
 def test_degraded_datasets_by_hand():
     data = by_return_and_cost([(3, 0), (1, 0), (5, 0), (2, 0), (4, 0)])
-    assert list(data.bottom(60).returns) == [3, 1, 2]
-    assert list(data.extremes(20).returns) == [1, 5]
-    assert list(data.extremes(50).returns) == [3, 1, 5, 2, 4]
+    assert list(data.bottom(60).episode_returns) == [3, 1, 2]
+    assert list(data.extremes(20).episode_returns) == [1, 5]
+    assert list(data.extremes(50).episode_returns) == [3, 1, 5, 2, 4]
     for rho in (0, 101):
         with pytest.raises(InvalidArgumentError, match="`rho` must be in"):
             data.bottom(rho)
@@ -164,13 +164,15 @@ def test_select_keeps_whole_trajectories(dataset):
 
 def test_filter_and_split(dataset):
     kept = dataset.filter(max_cost=4, min_length=3)
-    assert len(kept) and all(kept.costs <= 4) and all(kept.lengths >= 3)
+    assert len(kept) and all(kept.episode_costs <= 4) and all(kept.lengths >= 3)
     with pytest.raises(DatasetError, match="holds no trajectory"):
         dataset.filter(min_return=1e9)
     one, two = dataset.split(0.4, seed=1)
     assert (len(one), len(two)) == (2, 3)
-    assert sorted([*one.returns, *two.returns]) == sorted(dataset.returns)
-    np.testing.assert_array_equal(dataset.split(0.4, seed=1)[0].returns, one.returns)
+    assert sorted([*one.episode_returns, *two.episode_returns]) == sorted(dataset.episode_returns)
+    np.testing.assert_array_equal(
+        dataset.split(0.4, seed=1)[0].episode_returns, one.episode_returns
+    )
     with pytest.raises(InvalidArgumentError, match="`fraction` must leave"):
         dataset.split(0.01)
 

@@ -45,7 +45,7 @@ def arrays():
 
 def assert_same(one, two):
     for name in (
-        "observations", "actions", "step_rewards", "step_costs", "offsets", "terminated",
+        "observations", "actions", "rewards", "costs", "offsets", "terminated",
         "truncated", "final_observations", "final_known",
     ):  # fmt: skip
         np.testing.assert_array_equal(getattr(one, name), getattr(two, name))

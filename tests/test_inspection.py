@@ -42,9 +42,9 @@ def test_figures(drivers, tmp_path):
     assert figures["trajectories"] == ("60",)
     assert figures["transitions"] == ("3600",)
     assert figures["ended by the task / cut"] == ("0 / 60",)
-    within = data.costs <= 20
+    within = data.episode_costs <= 20
     assert coverage["20"][0] == f"{within.mean():.0%}"
-    assert coverage["20"][1] == f"{data.returns[within].max():.1f}"
+    assert coverage["20"][1] == f"{data.episode_returns[within].max():.1f}"
 
 
 def test_command(drivers, tmp_path):

@@ -425,7 +425,7 @@ def test_weights_of_the_variants(dataset):
     expert = dataset_weights(
         dataset, make_config("tiny", "rdt", alpha=2.0, expert_fraction=0.2), 3.0
     )
-    best = int(dataset.returns.argmax())
+    best = int(dataset.episode_returns.argmax())
     assert expert.tolist() == [3.0 if m == best else 1.0 for m in range(5)]
     shaped = dataset_weights(dataset, make_config("tiny", "rcdt"), 3.0)
     assert len(set(shaped.tolist())) > 1

@@ -39,10 +39,10 @@ def test_reading_what_minari_wrote(arrays):
             minari.data_collector.EpisodeBuffer(
                 observations=list(np.concatenate((expected.observations[rows], final))),
                 actions=list(expected.actions[rows]),
-                rewards=list(expected.step_rewards[rows]),
+                rewards=list(expected.rewards[rows]),
                 terminations=list(arrays["terminals"][rows]),
                 truncations=list(arrays["timeouts"][rows]),
-                infos={"cost": [0.0, *expected.step_costs[rows]]},
+                infos={"cost": [0.0, *expected.costs[rows]]},
             )
         )
     minari.create_dataset_from_buffers(

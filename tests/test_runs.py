@@ -116,7 +116,9 @@ def test_pictures(tmp_path, drivers):
         "cost_interval": (3.5, 4.5), "passed": True,
     }  # fmt: skip
     report = {"env": "SpeedLimit", "results": [result, {**result, "budget": 2.0, "passed": False}]}
-    save_figure(plot_frontier(drivers.returns, drivers.costs, report), tmp_path / "f.png")
+    save_figure(
+        plot_frontier(drivers.episode_returns, drivers.episode_costs, report), tmp_path / "f.png"
+    )
     log = [{"time/total_timesteps": float(t), "train/nll": 1.0 / t} for t in (1, 2, 3)]
     save_figure(plot_learning_curves(log), tmp_path / "c.png")
     for name in ("f.png", "c.png"):

@@ -132,15 +132,15 @@ def test_uniform_over_transitions(dataset):
 
 
 def test_cost_tilted(dataset):
-    ceiling = float(dataset.costs.max())
+    ceiling = float(dataset.episode_costs.max())
     sampler = WindowSampler(
         dataset, context_length=3, batch_size=512, sampling="cost_tilted", cost_ceiling=ceiling
     )
     chosen, _ = many(sampler)
-    expected = np.maximum(0, ceiling - dataset.costs)
+    expected = np.maximum(0, ceiling - dataset.episode_costs)
     share = np.bincount(chosen, minlength=5) / len(chosen)
     np.testing.assert_allclose(share, expected / expected.sum(), atol=0.015)
-    assert not (chosen == dataset.costs.argmax()).any()
+    assert not (chosen == dataset.episode_costs.argmax()).any()
     with pytest.raises(InvalidArgumentError, match="`cost_ceiling` must exceed"):
         WindowSampler(
             dataset, context_length=3, batch_size=1, sampling="cost_tilted", cost_ceiling=0.0

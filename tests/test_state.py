@@ -24,9 +24,11 @@ def test_the_window_equals_the_samplers_slice(dataset):
     sampler = WindowSampler(dataset, context_length=k, batch_size=1)
     for m in (2, 3):  # 7 and 12 steps: shorter and longer than the window
         rows = slice(dataset.offsets[m], dataset.offsets[m + 1])
-        state = begin(k=k, target_return=dataset.returns[m], cost_budget=dataset.costs[m])
+        state = begin(
+            k=k, target_return=dataset.episode_returns[m], cost_budget=dataset.episode_costs[m]
+        )
         columns = (
-            dataset.observations, dataset.actions, dataset.step_rewards, dataset.step_costs,
+            dataset.observations, dataset.actions, dataset.rewards, dataset.costs,
         )  # fmt: skip
         steps = zip(*(column[rows] for column in columns), strict=True)
         for t, (obs, action, reward, cost) in enumerate(steps):

@@ -62,13 +62,13 @@ def test_return_to_go_by_hand():
 
 def test_return_to_go_counts_only_trajectories_under_way():
     short, long = walkers([(9.0, 0.0)] * 5, length=2), walkers([(1.0, 0.0)] * 5, length=4)
-    fields = ("observations", "actions", "step_rewards", "step_costs")
+    fields = ("observations", "actions", "rewards", "costs")
     both = {name: np.concatenate([getattr(d, name) for d in (short, long)]) for name in fields}
     ends = np.zeros(30)
     ends[[*range(1, 10, 2), *range(13, 30, 4)]] = 1
     data = TrajectoryDataset.from_arrays(
-        observations=both["observations"], actions=both["actions"], rewards=both["step_rewards"],
-        costs=both["step_costs"], terminals=np.zeros(30), timeouts=ends,
+        observations=both["observations"], actions=both["actions"], rewards=both["rewards"],
+        costs=both["costs"], terminals=np.zeros(30), timeouts=ends,
     )  # fmt: skip
     table = ReturnToGo.fit(data, quantile=1.0, cost_unit=1.0)
     assert table(0, 0.0) == pytest.approx(18.0)

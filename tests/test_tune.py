@@ -77,7 +77,7 @@ def test_search_resumes_and_reports_what_the_library_gives(file, drivers, tmp_pa
     )
     ratios = [result.mean_cost / result.budget for result in report.results]
     assert best.normalized_costs == pytest.approx(ratios, abs=1e-3)
-    low, high = float(drivers.returns.min()), float(drivers.returns.max())
+    low, high = float(drivers.episode_returns.min()), float(drivers.episode_returns.max())
     scores = [(result.mean_return - low) / (high - low) for result in report.results]
     assert best.normalized_return == pytest.approx(np.mean(scores), abs=1e-4)
 

@@ -252,7 +252,7 @@ def _baseline_policies(cell: Cell) -> dict[str, BC]:
 def _evaluate_baseline(cell: Cell, seed: int) -> BudgetReport:
     """Every budget with the policy that is meant for it."""
     dataset = _dataset(cell)
-    targets = ReturnTargets(returns=dataset.returns, costs=dataset.costs)
+    targets = ReturnTargets(returns=dataset.episode_returns, costs=dataset.episode_costs)
     task = None if cell.data.env else get_task(cell.data.task)
     reports = []
     for name, untrained in _baseline_policies(cell).items():

@@ -97,7 +97,7 @@ def prepare_data(
     name, known = _name_task(task)
     label = name if variant is None else f"{name} {variant.replace(':', ' ')}"
     whole = _read_source(name, known, source)
-    low, high = float(whole.returns.min()), float(whole.returns.max())
+    low, high = float(whole.episode_returns.min()), float(whole.episode_returns.max())
     file = source.name if source else (known.dataset_file if known else "record_drivers(1000)")
     published = known is not None and source is None
     if known is not None and published:
@@ -137,8 +137,8 @@ def prepare_data(
         if path is not None and part is not None and not Path(path).is_file():
             part.to_hdf5(path)
     points = {
-        "returns": [round(float(value), 4) for value in training.returns],
-        "costs": [round(float(value), 4) for value in training.costs],
+        "returns": [round(float(value), 4) for value in training.episode_returns],
+        "costs": [round(float(value), 4) for value in training.episode_costs],
     }
     write_json(figures, {"task": data.to_dict(), **points})
     return data

@@ -42,8 +42,8 @@ def critic_error(agent: RCDT, dataset: TrajectoryDataset) -> dict[str, dict[str,
     config = agent.config
     found = {}
     for name, critic, trained, rewards, discount in (
-        ("reward", learner.critics.reward, config.q_guidance, part.step_rewards, config.discount),
-        ("cost", learner.critics.cost, config.cost_penalty, part.step_costs, config.cost_discount),
+        ("reward", learner.critics.reward, config.q_guidance, part.rewards, config.discount),
+        ("cost", learner.critics.cost, config.cost_penalty, part.costs, config.cost_discount),
     ):
         if trained:
             estimate = _estimates(critic, obs, actions, largest=name == "cost")

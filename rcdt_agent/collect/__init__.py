@@ -148,7 +148,7 @@ class _Tally:
         self.steps, self.steps_of_run = 0, dict[int, int]()
         self._returns, self._costs = [np.inf, -np.inf], [np.inf, -np.inf]
         for run, part in store.runs():
-            self._count(run, part.n_transitions, part.returns, part.costs)
+            self._count(run, part.n_transitions, part.episode_returns, part.episode_costs)
 
     def record(self, trajectory: Trajectory) -> None:
         """Store a trajectory."""
@@ -233,7 +233,9 @@ def _select(
     """Balance, then draw `max_trajectories` of what is left; in the order of collection."""
     rows = np.arange(len(dataset))
     if per_cell is not None:
-        rows = balanced_rows(dataset.returns, dataset.costs, per_cell=per_cell, seed=seed)
+        rows = balanced_rows(
+            dataset.episode_returns, dataset.episode_costs, per_cell=per_cell, seed=seed
+        )
     if max_trajectories is not None and len(rows) > max_trajectories:
         rng = np.random.default_rng([seed, 1])
         rows = np.sort(rng.choice(rows, max_trajectories, replace=False))

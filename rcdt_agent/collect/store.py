@@ -182,7 +182,7 @@ def read_parts(folder: str | Path) -> TrajectoryDataset:
     joined = {
         key: np.concatenate([getattr(data, key) for data in datasets])
         for key in (
-            "observations", "actions", "step_rewards", "step_costs", "terminated", "truncated",
+            "observations", "actions", "rewards", "costs", "terminated", "truncated",
             "final_observations", "final_known",
         )
     }  # fmt: skip

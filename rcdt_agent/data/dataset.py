@@ -51,8 +51,8 @@ class TrajectoryDataset:
     Attributes:
         observations: (N, O) observation before each step.
         actions: (N, A).
-        step_rewards: (N,) reward of each step.
-        step_costs: (N,) cost of each step, >= 0.
+        rewards: (N,) reward of each step.
+        costs: (N,) cost of each step, >= 0.
         offsets: (M + 1,) first row of each trajectory, and N.
         terminated: (M,) ended by the task: nothing follows, value estimates stop here.
         truncated: (M,) ended by a time limit or by the end of the recording.
@@ -64,8 +64,8 @@ class TrajectoryDataset:
 
     observations: Floats
     actions: Floats
-    step_rewards: Floats
-    step_costs: Floats
+    rewards: Floats
+    costs: Floats
     offsets: Ints
     terminated: Bools
     truncated: Bools
@@ -177,8 +177,8 @@ class TrajectoryDataset:
         return cls(
             observations=arrays["observations"],
             actions=arrays["actions"],
-            step_rewards=arrays["rewards"],
-            step_costs=arrays["costs"],
+            rewards=arrays["rewards"],
+            costs=arrays["costs"],
             offsets=offsets,
             terminated=terminated,
             truncated=timeouts[last] | ~terminated,
@@ -194,7 +194,7 @@ class TrajectoryDataset:
     @property
     def n_transitions(self) -> int:
         """Number of steps over all trajectories."""
-        return len(self.step_rewards)
+        return len(self.rewards)
 
     @property
     def observation_size(self) -> int:
@@ -212,20 +212,20 @@ class TrajectoryDataset:
         return np.diff(self.offsets)
 
     @cached_property
-    def returns(self) -> Floats:
+    def episode_returns(self) -> Floats:
         """(M,) sum of rewards of each trajectory."""
-        return self._sums(self.step_rewards)
+        return self._sums(self.rewards)
 
     @cached_property
-    def costs(self) -> Floats:
+    def episode_costs(self) -> Floats:
         """(M,) sum of costs of each trajectory."""
-        return self._sums(self.step_costs)
+        return self._sums(self.costs)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the contents: checkpoints remember which data they were trained on."""
         digest = hashlib.sha256()
-        for array in (self.observations, self.actions, self.step_rewards, self.step_costs):
+        for array in (self.observations, self.actions, self.rewards, self.costs):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(self.offsets.tobytes() + self.terminated.tobytes())
         return digest.hexdigest()[:16]
@@ -238,8 +238,8 @@ class TrajectoryDataset:
             transitions=self.n_transitions,
             observation_size=self.observation_size,
             action_size=self.action_size,
-            return_range=(float(self.returns.min()), float(self.returns.max())),
-            cost_range=(float(self.costs.min()), float(self.costs.max())),
+            return_range=(float(self.episode_returns.min()), float(self.episode_returns.max())),
+            cost_range=(float(self.episode_costs.min()), float(self.episode_costs.max())),
             length_range=(int(self.lengths.min()), int(self.lengths.max())),
             terminated=int(self.terminated.sum()),
             truncated=int((~self.terminated).sum()),
@@ -247,11 +247,13 @@ class TrajectoryDataset:
 
     def frontier(self) -> Frontier:
         """The non-dominated return-cost points."""
-        return non_dominated(self.returns, self.costs)
+        return non_dominated(self.episode_returns, self.episode_costs)
 
     def coverage(self, target_return: float, cost_budget: float, tolerance: float = 0.05) -> float:
         """Share of trajectories near the target: the paper's alpha_F, estimated from the data."""
-        return coverage(self.returns, self.costs, target_return, cost_budget, tolerance)
+        return coverage(
+            self.episode_returns, self.episode_costs, target_return, cost_budget, tolerance
+        )
 
     def alignment_bound(
         self, target_return: float, cost_budget: float, *, epsilon: float, tolerance: float = 0.05
@@ -291,8 +293,8 @@ class TrajectoryDataset:
         return TrajectoryDataset(
             observations=self.observations[steps],
             actions=self.actions[steps],
-            step_rewards=self.step_rewards[steps],
-            step_costs=self.step_costs[steps],
+            rewards=self.rewards[steps],
+            costs=self.costs[steps],
             offsets=offsets,
             terminated=self.terminated[chosen],
             truncated=self.truncated[chosen],
@@ -311,20 +313,20 @@ class TrajectoryDataset:
     ) -> TrajectoryDataset:
         """Keep the trajectories within the bounds (inclusive)."""
         keep = (
-            (self.returns >= min_return)
-            & (self.returns <= max_return)
-            & (self.costs <= max_cost)
+            (self.episode_returns >= min_return)
+            & (self.episode_returns <= max_return)
+            & (self.episode_costs <= max_cost)
             & (self.lengths >= min_length)
         )
         return self.select(np.nonzero(keep)[0], suffix="filtered")
 
     def bottom(self, rho: float) -> TrajectoryDataset:
         """Keep the `rho` percent of trajectories with the smallest returns."""
-        return self.select(bottom_rows(self.returns, rho), suffix=f"bottom {rho:g} %")
+        return self.select(bottom_rows(self.episode_returns, rho), suffix=f"bottom {rho:g} %")
 
     def extremes(self, rho: float) -> TrajectoryDataset:
         """Keep the `rho` percent with the smallest and as many with the largest returns."""
-        return self.select(extreme_rows(self.returns, rho), suffix=f"extremes {rho:g} %")
+        return self.select(extreme_rows(self.episode_returns, rho), suffix=f"extremes {rho:g} %")
 
     def split(
         self, fraction: float, *, seed: int = 0

@@ -69,8 +69,8 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
         for key, values in (
             ("observations", dataset.observations),
             ("actions", dataset.actions),
-            ("rewards", dataset.step_rewards),
-            ("costs", dataset.step_costs),
+            ("rewards", dataset.rewards),
+            ("costs", dataset.costs),
             ("terminals", terminals),
             ("timeouts", timeouts),
         ):

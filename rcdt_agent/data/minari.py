@@ -135,11 +135,11 @@ def _episode(
         "id": m,
         "observations": observations.reshape(-1, *(observation_space.shape or ())),
         "actions": dataset.actions[rows].reshape(-1, *(action_space.shape or ())),
-        "rewards": dataset.step_rewards[rows],
+        "rewards": dataset.rewards[rows],
         "terminations": last & dataset.terminated[m],
         "truncations": last & dataset.truncated[m],
         # The infos of `reset` come first: as many as observations.
-        "infos": {"cost": np.concatenate(([np.float32(0)], dataset.step_costs[rows]))},
+        "infos": {"cost": np.concatenate(([np.float32(0)], dataset.costs[rows]))},
     }
 
 

@@ -131,7 +131,7 @@ class WindowSampler:
         self._obs, self._actions, self._rewards, self._costs = (
             array(np.ascontiguousarray(values))
             for values in (
-                dataset.observations, dataset.actions, dataset.step_rewards, dataset.step_costs,
+                dataset.observations, dataset.actions, dataset.rewards, dataset.costs,
             )
         )  # fmt: skip
         self._rtg, self._ctg = array(rtg), array(ctg)
@@ -147,7 +147,7 @@ class WindowSampler:
         self.probabilities = _probabilities(dataset, sampling, cost_ceiling)
         self._cdf = None if sampling == "trajectory" else self._array(np.cumsum(self.probabilities))
         self._pareto_fraction = pareto_fraction
-        self._pareto_increase = pareto_increase * float(np.ptp(dataset.returns))
+        self._pareto_increase = pareto_increase * float(np.ptp(dataset.episode_returns))
         self._relabel_fraction = relabel_fraction
         self._relabel_slack = relabel_slack
         frontier = dataset.frontier()
@@ -331,7 +331,7 @@ def to_go(dataset: TrajectoryDataset) -> tuple[Floats, Floats]:
         block = slice(offsets[first], offsets[last])
         ends = torch.zeros(block.stop - block.start, dtype=torch.bool)
         ends[torch.from_numpy(offsets[first + 1 : last + 1] - block.start - 1)] = True
-        for row, values in zip(found, (dataset.step_rewards, dataset.step_costs), strict=True):
+        for row, values in zip(found, (dataset.rewards, dataset.costs), strict=True):
             row[block] = returns_to_go(torch.from_numpy(values[block]), ends).numpy()
         first = last
     return found[0], found[1]
@@ -346,11 +346,11 @@ def _probabilities(
     elif sampling == "transition":
         weight = dataset.lengths.astype(np.float64)
     elif sampling == "cost_tilted":
-        weight = np.maximum(0.0, cost_ceiling - dataset.costs.astype(np.float64))
+        weight = np.maximum(0.0, cost_ceiling - dataset.episode_costs.astype(np.float64))
         if not weight.any():
             raise InvalidArgumentError(
                 f"`cost_ceiling` must exceed the smallest cost of the data "
-                f"({dataset.costs.min():g}), got {cost_ceiling:g}."
+                f"({dataset.episode_costs.min():g}), got {cost_ceiling:g}."
             )
     else:
         raise InvalidArgumentError(

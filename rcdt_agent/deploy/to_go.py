@@ -44,7 +44,7 @@ class ReturnToGo:
         rtg, ctg = to_go(dataset)
         longest = int(dataset.lengths.max())
         steps = np.unique(np.linspace(0, longest - 1, min(_STEPS, longest)).round().astype(int))
-        top = np.arcsinh(max(float(dataset.costs.max()), cost_unit) / cost_unit)
+        top = np.arcsinh(max(float(dataset.episode_costs.max()), cost_unit) / cost_unit)
         levels = cost_unit * np.sinh(np.linspace(0, top, _LEVELS))
         rows = np.empty((len(steps), len(levels)), dtype=np.float32)
         for row, step in zip(rows, steps, strict=True):
