@@ -20,13 +20,13 @@ from rcdt_agent.agent_file import agent_contents, fill_agent
 from rcdt_agent.checkpoint import contents_of, read_checkpoint, to_path, write_checkpoint
 from rcdt_agent.config import DEPLOYMENT, Config, make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.deploy.acting import act, observation_rows
 from rcdt_agent.deploy.calibration import TokenCalibration, token_grid
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.steering import Steering
 from rcdt_agent.deploy.targets import ReturnTargets, TargetReturn
-from rcdt_agent.deploy.to_go import ReturnToGo
 from rcdt_agent.deploy.tokens import ReturnCostTokens, split_tokens
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets, task_budgets
@@ -514,7 +514,7 @@ class RCDT(StableBaselinesFace):
             return
         task_length = self.task.episode_length if self.task else 0
         self.episode_length = max(int(dataset.lengths.max()), task_length)
-        reference = self.task.reference_budget if self.task else _typical_cost(dataset)
+        reference = self.task.reference_budget if self.task else dataset.outcomes.typical_cost
         limit = self.config.cost_limit
         self.cost_limit = limit if limit is not None else max(reference, 1e-3)
         self.scaling = Scaling.fit(
@@ -529,7 +529,7 @@ class RCDT(StableBaselinesFace):
                 if self.task
                 else ()
             ),
-            to_go=ReturnToGo.fit(
+            to_go=ReturnToGoTable.fit(
                 dataset, quantile=self.config.target_quantile, cost_unit=self.cost_limit
             ),
         )
@@ -663,11 +663,6 @@ class RCDT(StableBaselinesFace):
 
 def _as_dataset(data: Data) -> TrajectoryDataset:
     return data if isinstance(data, TrajectoryDataset) else TrajectoryDataset.from_hdf5(data)
-
-
-def _typical_cost(dataset: TrajectoryDataset) -> float:
-    """The default budget and unit of cost without a task: the median, if anything costs at all."""
-    return float(np.median(dataset.episode_costs)) or float(dataset.episode_costs.mean()) or 1.0
 
 
 def _device(name: str) -> torch.device:

@@ -8,13 +8,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rcdt_agent._io import versions
 from rcdt_agent.checkpoint import (
     flatten_state,
     load_module,
     space_from_dict,
     space_to_dict,
     unflatten_state,
-    versions,
 )
 from rcdt_agent.deploy.calibration import TokenCalibration
 from rcdt_agent.deploy.targets import ReturnTargets

@@ -22,9 +22,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from rcdt_agent._io import atomic_write
 from rcdt_agent.errors import CheckpointError, TrainingError
-from rcdt_agent.files import whole_file
-from rcdt_agent.version import __version__
 
 FORMAT = "rcdt_agent"
 FORMAT_VERSION = 1
@@ -55,7 +54,7 @@ def write_checkpoint(
     if not isinstance(target, Path):
         _write_zip(target, text, plain)
         return
-    with whole_file(target, CheckpointError) as partial, partial.open("wb") as file:
+    with atomic_write(target, CheckpointError) as partial, partial.open("wb") as file:
         _write_zip(file, text, plain)
 
 
@@ -201,16 +200,6 @@ def space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
     if dtype.kind not in "iuf":
         raise CheckpointError(f"`dtype` of a space must be a number's, got {dtype}")
     return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
-
-
-def versions() -> dict[str, str]:
-    """Versions worth remembering with a trained agent."""
-    return {
-        "rcdt_agent": __version__,
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "gymnasium": gym.__version__,
-    }
 
 
 def _write_zip(file: BinaryIO, text: str, tensors: dict[str, Tensor]) -> None:

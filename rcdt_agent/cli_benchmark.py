@@ -146,8 +146,8 @@ def tune(
 
 def write_results(folder: Path) -> list[Path]:
     """Write results.json, results.md and the pictures of a benchmark's folder."""
+    from rcdt_agent._io import write_text
     from rcdt_agent.benchmark import collect_results, dump_results, results_tables
-    from rcdt_agent.benchmark.files import write_text
     from rcdt_agent.benchmark.pictures import draw_pictures
 
     results = collect_results(folder)

@@ -13,7 +13,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from rcdt_agent.installed import versions
+from rcdt_agent._io import versions
 from rcdt_agent.tasks.registry import get_task
 
 console = Console()

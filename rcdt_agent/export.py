@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent.checkpoint import versions
+from rcdt_agent._io import atomic_write, versions
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
-from rcdt_agent.files import whole_file
 from rcdt_agent.networks.transformer import PolicyTransformer
 from rcdt_agent.scaling import Scaling
 
@@ -136,7 +135,7 @@ def export_onnx(agent: RCDT, path: str | Path) -> None:
     assert all(i.type.tensor_type.shape.dim[0].dim_param for i in model.graph.input)
     onnx.helper.set_model_props(model, {METADATA_KEY: json.dumps(_metadata(agent))})
     onnx.checker.check_model(model)
-    with whole_file(Path(path), CheckpointError) as partial:
+    with atomic_write(Path(path), CheckpointError) as partial:
         partial.write_bytes(model.SerializeToString())
 
 

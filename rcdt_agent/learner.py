@@ -132,7 +132,7 @@ class Learner:
             device=self.device,
             seed=seed,
         )
-        weights = dataset_weights(dataset, config, cost_limit)
+        weights = dataset_weights(dataset.outcomes, config, cost_limit)
         probabilities = torch.from_numpy(self.sampler.probabilities)
         self.sampler.set_weights(normalize_weights(weights, probabilities, config.max_weight))
         self.generator = torch.Generator(device=self.device)
@@ -481,12 +481,9 @@ class Outcomes(Protocol):
     def costs(self) -> npt.NDArray[np.float32]: ...  # noqa: D102
 
 
-def dataset_weights(dataset: Outcomes, config: Config, cost_limit: float) -> Tensor:
+def dataset_weights(outcomes: Outcomes, config: Config, cost_limit: float) -> Tensor:
     """(M,) raw trajectory weights of the configuration."""
-    returns, costs = (
-        torch.from_numpy(dataset.episode_returns),
-        torch.from_numpy(dataset.episode_costs),
-    )
+    returns, costs = torch.from_numpy(outcomes.returns), torch.from_numpy(outcomes.costs)
     if config.weighting == "return_cost":
         return losses.trajectory_weights(
             returns, costs, alpha=config.alpha, gamma=config.gamma, cost_limit=cost_limit

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
+from rcdt_agent._io import atomic_write
 from rcdt_agent.agent import RCDT
 from rcdt_agent.checkpoint import read_checkpoint
 from rcdt_agent.config import Config
 from rcdt_agent.data.sampler import normalize_weights
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.files import whole_file
 from rcdt_agent.learner import dataset_weights
 from rcdt_agent.plots import (
     learning_curves,
@@ -63,7 +63,7 @@ def write_report(run: Run, output: Path | None = None) -> Path:
     """
     page = _page(_read(run))
     path = output or run.folder / "report.html"
-    with whole_file(path, InvalidArgumentError) as partial:
+    with atomic_write(path, InvalidArgumentError) as partial:
         partial.write_text(page, encoding="utf-8")
     return path
 

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from rcdt_agent._io import read_json, write_json
 from rcdt_agent.benchmark.cells import Cell, roll_out, train_cell
 from rcdt_agent.benchmark.data import SPEED_LIMIT, TaskData, prepare_data
-from rcdt_agent.benchmark.files import read_json, write_json
 from rcdt_agent.benchmark.methods import BASELINES, DEPLOYMENT_FIELDS, Method, parse_method
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rcdt_agent.data import TrajectoryDataset
-from rcdt_agent.data.dataset import split_episodes
+from rcdt_agent.data.checks import split_episodes
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 
 flags = st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40)

@@ -788,20 +788,6 @@ def test_lock_file_without_owner(cache: Path, payload: bytes) -> None:
     assert files(cache) == [NAME]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove an open file")
-def test_lock_on_a_removed_file_is_no_lock(tmp_path: Path) -> None:
-    """The last holder may remove the file between our open and our lock."""
-    path = tmp_path / "lock"
-    with path.open("ab") as late:
-        path.unlink()
-        assert not download._take(late.fileno(), path)
-        with path.open("ab") as new:
-            assert not download._take(late.fileno(), path)
-            assert download._take(new.fileno(), path)
-            with path.open("ab") as other:
-                assert not download._take(other.fileno(), path)
-
-
 def spawn(log: Path) -> subprocess.Popen[bytes]:
     """Download `NAME` in another process, whose log goes to a file."""
     code = (

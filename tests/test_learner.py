@@ -420,14 +420,14 @@ def test_trajectory_weights_reach_the_loss(dataset):
 
 
 def test_weights_of_the_variants(dataset):
-    ones = dataset_weights(dataset, make_config("tiny", "cdt"), 3.0)
+    ones = dataset_weights(dataset.outcomes, make_config("tiny", "cdt"), 3.0)
     assert ones.tolist() == [1.0] * 5
     expert = dataset_weights(
-        dataset, make_config("tiny", "rdt", alpha=2.0, expert_fraction=0.2), 3.0
+        dataset.outcomes, make_config("tiny", "rdt", alpha=2.0, expert_fraction=0.2), 3.0
     )
     best = int(dataset.episode_returns.argmax())
     assert expert.tolist() == [3.0 if m == best else 1.0 for m in range(5)]
-    shaped = dataset_weights(dataset, make_config("tiny", "rcdt"), 3.0)
+    shaped = dataset_weights(dataset.outcomes, make_config("tiny", "rcdt"), 3.0)
     assert len(set(shaped.tolist())) > 1
 
 

@@ -101,7 +101,7 @@ def test_all_parts_are_there(run):
     changed, same, versions = page.tables[1:]
     assert ["batch_size", "16", "2048"] in changed
     assert ["kappa", "10.0"] in same
-    assert {row[0] for row in versions[1:]} == {"rcdt_agent", "torch", "numpy", "gymnasium"}
+    assert {row[0] for row in versions[1:]} >= {"rcdt_agent", "torch", "numpy", "gymnasium"}
     for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
         assert words in text  # the pictures' letters are text, which can be searched and read out
     drawings = re.findall(r"<svg role=.*?</svg>", text, flags=re.DOTALL)

@@ -68,7 +68,7 @@ def test_windows_equal_the_slow_reference(episodes, size, with_next, seed):
 def test_windows_do_not_depend_on_the_blocks_of_what_is_to_go(monkeypatch):
     """What is to go is found in blocks of whole trajectories; tiny blocks give the same."""
     for block in (1, 4, 9):
-        monkeypatch.setattr("rcdt_agent.data.sampler._BLOCK", block)
+        monkeypatch.setattr("rcdt_agent.data.sums._CHUNK", block)
         check_windows([(3, True), (9, False), (1, True), (2, False), (7, True)], 4, True, 0)
 
 

@@ -10,10 +10,10 @@ import torch
 from scipy.optimize import isotonic_regression
 
 from rcdt_agent import RCDT, AgentState, TrajectoryDataset
+from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.deploy.calibration import TokenCalibration, isotonic, token_grid
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.steering import Steering
-from rcdt_agent.deploy.to_go import ReturnToGo
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.networks.critics import TwinCritic
 from rcdt_agent.tasks.speed_limit import ENV_ID
@@ -48,7 +48,7 @@ def under_way(budget: float, spent: float, earned: float, step: int, target: flo
 
 
 def test_return_to_go_by_hand():
-    table = ReturnToGo.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
+    table = ReturnToGoTable.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
     assert table(0, 0.0) == pytest.approx(5.0)  # five careful steps
     assert table(3, 0.0) == pytest.approx(2.0)
     assert table(0, 10.0) == pytest.approx(15.0)  # five bold steps
@@ -70,7 +70,7 @@ def test_return_to_go_counts_only_trajectories_under_way():
         observations=both["observations"], actions=both["actions"], rewards=both["rewards"],
         costs=both["costs"], terminals=np.zeros(30), timeouts=ends,
     )  # fmt: skip
-    table = ReturnToGo.fit(data, quantile=1.0, cost_unit=1.0)
+    table = ReturnToGoTable.fit(data, quantile=1.0, cost_unit=1.0)
     assert table(0, 0.0) == pytest.approx(18.0)
     assert table(3, 0.0) == pytest.approx(1.0)
 
@@ -86,7 +86,7 @@ def test_without_rules_tokens_are_what_is_left():
 
 def test_replanning_caps_the_return_by_what_the_data_show_from_here():
     steering = Steering(
-        replan=True, return_to_go=ReturnToGo.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
+        replan=True, return_to_go=ReturnToGoTable.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
     )
     behind = under_way(budget=10, spent=10, earned=2, step=3, target=15)  # asks for 13 in 2 steps
     target, budget = steering.aim(behind)
@@ -97,7 +97,7 @@ def test_replanning_caps_the_return_by_what_the_data_show_from_here():
 
 
 def test_exhausted_mode_acts_only_once_the_budget_is_spent():
-    table = ReturnToGo.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
+    table = ReturnToGoTable.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
     steering = Steering(exhausted_mode=True, return_to_go=table)
     fine = under_way(budget=10, spent=9, earned=2, step=3, target=15)
     assert [float(x[0]) for x in steering.aim(fine)] == [15, 10]

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from rcdt_agent._io import versions
 from rcdt_agent.checkpoint import (
     contents_of,
     load_module,
     read_checkpoint,
     to_path,
-    versions,
     write_checkpoint,
 )
 from rcdt_agent.config import make_config

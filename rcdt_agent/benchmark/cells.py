@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,18 +13,17 @@ from typing import Any
 
 import torch
 
+from rcdt_agent._io import file_lock, read_json, versions, write_json, write_text
 from rcdt_agent.agent import RCDT
 from rcdt_agent.baselines import BC, BCSafe, BudgetBlind
 from rcdt_agent.benchmark.data import TaskData
 from rcdt_agent.benchmark.diagnostics import critic_error
-from rcdt_agent.benchmark.files import locked, read_json, write_json, write_text
 from rcdt_agent.benchmark.methods import BASELINES, DEPLOYMENT_FIELDS, Method, deploy_agent
 from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.targets import ReturnTargets
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
-from rcdt_agent.installed import versions
 from rcdt_agent.runs import Run, load_agent_data, start_run, train_run
 from rcdt_agent.tasks.registry import get_task
 
@@ -98,7 +95,7 @@ def evaluation_file(folder: Path, method: Method) -> Path:
 
 def work(cell: Cell, report: Report) -> None:
     """Do what is missing of a cell; errors are reported, and kept in error.txt."""
-    with locked(cell.folder / "lock", wait=False) as ours:
+    with file_lock(cell.folder / "lock", wait=False) as ours:
         if not ours:
             report("training", "another process is working on this cell")
             return
@@ -168,21 +165,6 @@ def roll_out(cell: Cell, method: Method, seed: int) -> BudgetReport:
     return evaluate_budgets(
         agent, cell.data.env, cell.data.budgets, n_episodes=cell.episodes, seed=seed, **arguments
     )
-
-
-def die_with_parent() -> None:
-    """End this process when the one that started it ends, however that happens."""
-    import multiprocessing
-
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 # -------------------------------------------------------------------- training

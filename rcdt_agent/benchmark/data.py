@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rcdt_agent.benchmark.files import read_json, write_json
+from rcdt_agent._io import read_json, write_json
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.runs import SPEED_LIMIT_BUDGETS, SPEED_LIMIT_NAMES

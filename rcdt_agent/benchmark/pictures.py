@@ -9,7 +9,7 @@ import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.figure import Figure
 
-from rcdt_agent.benchmark.files import read_json
+from rcdt_agent._io import read_json
 from rcdt_agent.benchmark.results import Figures, Results, figures
 from rcdt_agent.data.frontier import non_dominated
 from rcdt_agent.plots import save_figure

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from rcdt_agent.benchmark.cells import Cell, cell_folder, die_with_parent, work
+from rcdt_agent._io import die_with_parent, file_lock, read_json, write_json
+from rcdt_agent.benchmark.cells import Cell, cell_folder, work
 from rcdt_agent.benchmark.data import TaskData, prepare_data
-from rcdt_agent.benchmark.files import locked, read_json, write_json
 from rcdt_agent.benchmark.methods import Method, parse_method
 from rcdt_agent.config import PRESETS
 from rcdt_agent.errors import InvalidArgumentError
@@ -155,7 +155,7 @@ def run_benchmark(
     if unused:
         raise InvalidArgumentError(f"`datasets` names {unused}, which are not among `tasks`.")
     folder.mkdir(parents=True, exist_ok=True)
-    with locked(folder / "lock"):
+    with file_lock(folder / "lock"):
         check_protocol(folder, protocol)
         prepared = [
             prepare_data(

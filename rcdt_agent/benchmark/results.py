@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent._io import read_json, versions
 from rcdt_agent.benchmark.cells import cell_folder, evaluation_file, training_file
 from rcdt_agent.benchmark.data import TaskData
-from rcdt_agent.benchmark.files import read_json
 from rcdt_agent.benchmark.methods import Method
 from rcdt_agent.benchmark.protocol import Protocol, rerun_command
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.installed import versions
 
 Floats = npt.NDArray[np.float64]
 Results = dict[str, Any]

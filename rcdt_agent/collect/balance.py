@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent._types import Float64Array, Int64Array
 from rcdt_agent.errors import InvalidArgumentError
-
-Ints = npt.NDArray[np.int64]
 
 
 def balanced_rows(
@@ -18,7 +17,7 @@ def balanced_rows(
     return_cells: int = 40,
     cost_cells: int = 50,
     seed: int = 0,
-) -> Ints:
+) -> Int64Array:
     """Rows to keep so that no cell of the plane holds more than `per_cell` trajectories.
 
     The grid divides the range of the data evenly. Learning from dense data is drawn to where the
@@ -57,7 +56,7 @@ def balanced_rows(
     return np.sort(order[rank < per_cell])
 
 
-def _cell(values: npt.NDArray[np.float64], cells: int) -> Ints:
+def _cell(values: Float64Array, cells: int) -> Int64Array:
     """Cell of each value; the largest value belongs to the last cell."""
     if not len(values):
         return np.zeros(0, dtype=np.int64)

@@ -11,12 +11,11 @@ from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
+from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.collect.navigation import (
     NAVIGATION_TASKS,
     NavigationController,
-    Vector,
     around,
     reach_for,
     share_of_pass,
@@ -89,7 +88,7 @@ class RandomController:
         self._low, self._high = middle - reach, middle + reach
         self._action = middle
 
-    def act(self, obs: Any) -> npt.NDArray[np.float32]:
+    def act(self, obs: Any) -> Float32Array:
         """A new draw, or the last one again."""
         if self._step % self._hold == 0:
             self._action = self._rng.uniform(self._low, self._high)
@@ -147,7 +146,7 @@ class ScriptedController:
         self._habits = self._draw_habits()
         self._wall = self._margin * CIRCLE_WALL
 
-    def act(self, obs: Any) -> npt.NDArray[np.float32]:
+    def act(self, obs: Any) -> Float32Array:
         """Towards the velocity wished for at this place, give or take the noise."""
         position = 10.0 * np.asarray(obs[:2], dtype=np.float64)
         velocity = (1.0 if self._is_car else 5.0) * np.asarray(obs[2:4], dtype=np.float64)
@@ -168,12 +167,12 @@ class ScriptedController:
             self._habits = self._draw_habits()
         return np.asarray(np.clip(action, -1.0, 1.0), dtype=np.float32)
 
-    def _costs(self, position: Vector, velocity: Vector) -> bool:
+    def _costs(self, position: Float64Array, velocity: Float64Array) -> bool:
         if self._is_circle:
             return bool(abs(position[0]) > CIRCLE_WALL)
         return bool(abs(position[1]) > RUN_WALL or np.linalg.norm(velocity) > self._speed_limit)
 
-    def _planned_wall(self, habits: Habits, position: Vector) -> float:
+    def _planned_wall(self, habits: Habits, position: Float64Array) -> float:
         """How far out to go in the next pass; decided between passes."""
         if abs(position[0]) < 0.7 * CIRCLE_WALL:
             share = share_of_pass(
@@ -214,7 +213,7 @@ class ScriptedController:
             wall = rng.uniform(4.0, 9.0)
         return Habits(speed=speed, radius=radius, wall=wall, side=0.0)
 
-    def _circle(self, habits: Habits, position: Vector) -> Vector:
+    def _circle(self, habits: Habits, position: Float64Array) -> Float64Array:
         """Clockwise at the radius, turning along the wall where the circle crosses it."""
         return around(
             position,
@@ -225,15 +224,15 @@ class ScriptedController:
             clockwise=True,
         )
 
-    def _run(self, habits: Habits, position: Vector) -> Vector:
+    def _run(self, habits: Habits, position: Float64Array) -> Float64Array:
         """Forwards, and gently towards the chosen side."""
         sideways = np.clip(0.8 * (habits.side - position[1]), -1.0, 1.0)
         return np.array([habits.speed, sideways])
 
-    def _push_ball(self, velocity: Vector, wish: Vector) -> Vector:
+    def _push_ball(self, velocity: Float64Array, wish: Float64Array) -> Float64Array:
         return np.asarray(self._gain * (wish - velocity))
 
-    def _steer_car(self, obs: Any, velocity: Vector, wish: Vector) -> Vector:
+    def _steer_car(self, obs: Any, velocity: Float64Array, wish: Float64Array) -> Float64Array:
         # The car's nose points against its yaw, negative throttle drives it forwards, and
         # positive steering turns it clockwise.
         heading = np.arctan2(-obs[4], -obs[5])
@@ -260,7 +259,7 @@ class IDMController:
         self._fickle = rng.choice([0.0, 0.005])  # chance of a new target speed, each step
         self._draw_speed()
 
-    def act(self, obs: Any) -> npt.NDArray[np.float32]:
+    def act(self, obs: Any) -> Float32Array:
         """What the driver does, give or take the noise."""
         if self._rng.random() < self._fickle:
             self._draw_speed()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections import deque
 from collections.abc import Callable, Generator
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import count
-from multiprocessing.connection import wait
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from stable_baselines3.common.vec_env.base_vec_env import CloudpickleWrapper
 
+from rcdt_agent._io import die_with_parent
 from rcdt_agent.collect.behaviours import Controller
 from rcdt_agent.collect.recorder import Trajectory, TrajectoryRecorder
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
@@ -95,16 +93,8 @@ _driver: Driver | None = None
 def _start_worker(make_driver: CloudpickleWrapper) -> None:
     global _driver
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process decides when to end
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    threading.Thread(target=_die_with, args=(parent.sentinel,), daemon=True).start()
+    die_with_parent()
     _driver = make_driver.var()
-
-
-def _die_with(sentinel: int) -> None:
-    """End this process when the main one is gone, even by SIGKILL: nobody else would."""
-    wait([sentinel])
-    os._exit(1)
 
 
 def _drive(episode: int) -> Trajectory:

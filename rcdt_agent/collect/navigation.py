@@ -13,9 +13,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.tasks.registry import get_task
-
-Vector = npt.NDArray[np.float64]
 
 NAVIGATION_TASKS = tuple(
     f"{agent}{task}{level}"
@@ -26,14 +25,14 @@ NAVIGATION_TASKS = tuple(
 
 
 def around(
-    position: Vector,
+    position: Float64Array,
     *,
     speed: float,
     radius: float,
     walls: npt.ArrayLike,
     braking: float,
     clockwise: bool,
-) -> Vector:
+) -> Float64Array:
     """The velocity wished for on a circle that walls cut short.
 
     Args:
@@ -122,7 +121,7 @@ class NavigationController:
         self._margin = rng.uniform(0.1, 0.25)  # metres kept from what costs, when careful
         self._wall = 0.0 if self._skilled else rng.uniform(1.0, 2.0)  # the skilled plan theirs
 
-    def act(self, obs: Any) -> npt.NDArray[np.float32]:
+    def act(self, obs: Any) -> Float32Array:
         """Towards the velocity wished for at this place, give or take the noise."""
         agent = self._task.agent
         position, velocity = np.array(agent.pos[:2]), np.array(agent.vel[:2])
@@ -133,7 +132,7 @@ class NavigationController:
         action += self._noise * self._rng.standard_normal(2)
         return np.asarray(np.clip(action, -1.0, 1.0), dtype=np.float32)
 
-    def _round(self, position: Vector) -> Vector:
+    def _round(self, position: Float64Array) -> Float64Array:
         limit, radius = self._task.sigwalls.locate_factor, self._radius * self._task.circle.radius
         if self._skilled and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
             step_seconds = self._task.sim_conf.frameskip_binom_n * self._task.model.opt.timestep
@@ -158,7 +157,7 @@ class NavigationController:
             clockwise=False,
         )
 
-    def _seek(self, position: Vector) -> Vector:
+    def _seek(self, position: Float64Array) -> Float64Array:
         """Straight to the goal; careful ones go around what costs, and slower near to it."""
         goal = np.array(self._task.goal.pos[:2]) - position
         distance = max(float(np.linalg.norm(goal)), 1e-6)
@@ -183,7 +182,7 @@ class NavigationController:
             wish = wish - max(float(wish @ inwards) - most, 0.0) * inwards
         return np.asarray(wish)
 
-    def _obstacles(self) -> tuple[Vector, Vector]:
+    def _obstacles(self) -> tuple[Float64Array, Float64Array]:
         """Centres (N, 2) and radii (N,) of all that costs to touch or to enter."""
         kinds = [
             kind
@@ -195,7 +194,9 @@ class NavigationController:
         sizes = [np.full(len(kind.pos), kind.size) for kind in kinds]
         return np.concatenate(places), np.concatenate(sizes)
 
-    def _drive(self, wish: Vector, velocity: Vector, frame: Vector) -> Vector:
+    def _drive(
+        self, wish: Float64Array, velocity: Float64Array, frame: Float64Array
+    ) -> Float64Array:
         """Thrust and turn for the point, two wheels for the car."""
         heading = frame[:2, 0] if self._machine.slides else -frame[:2, 1]
         heading = heading / max(float(np.linalg.norm(heading)), 1e-6)
@@ -210,7 +211,7 @@ class NavigationController:
         return np.array([thrust + steer, thrust - steer])
 
 
-def _tangent(to: Vector, clear: float, direction: Vector) -> Vector:
+def _tangent(to: Float64Array, clear: float, direction: Float64Array) -> Float64Array:
     """The direction that passes a ring of radius `clear` around `to`, on the shorter side."""
     away = float(np.linalg.norm(to))
     inwards = to / away

@@ -12,7 +12,8 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent.data.dataset import Floats, TrajectoryDataset
+from rcdt_agent._types import Float32Array
+from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.steps import CostFunction, read_step
 
@@ -21,13 +22,13 @@ from rcdt_agent.steps import CostFunction, read_step
 class Trajectory:
     """One episode from reset to its end; T steps."""
 
-    observations: Floats
+    observations: Float32Array
     """(T + 1, O): before each step, and after the last."""
-    actions: Floats
+    actions: Float32Array
     """(T, A) as given to `step`."""
-    rewards: Floats
+    rewards: Float32Array
     """(T,) as the environment paid them."""
-    costs: Floats
+    costs: Float32Array
     """(T,)."""
     terminated: bool
     truncated: bool
@@ -87,8 +88,8 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self._cost_key, self._cost_fn = cost_key, cost_fn
         self._obs: Any = None
         self._recording = False
-        self._rows: list[tuple[Floats, float, float]] = []  # action, reward, cost
-        self._observations: list[Floats] = []
+        self._rows: list[tuple[Float32Array, float, float]] = []  # action, reward, cost
+        self._observations: list[Float32Array] = []
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -175,6 +176,6 @@ def join_trajectories(
     )
 
 
-def _copy(values: npt.ArrayLike) -> Floats:
+def _copy(values: npt.ArrayLike) -> Float32Array:
     """A float32 copy: environments may write into the array they returned last."""
     return np.array(values, dtype=np.float32)

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from rcdt_agent._io import read_json, write_json
 from rcdt_agent.collect.recorder import Trajectory, join_trajectories
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
@@ -141,7 +142,7 @@ class TrajectoryStore:
     def _open(self, options: dict[str, Any], resume: bool) -> None:
         path = self.folder / "options.json"
         if resume and path.is_file():
-            before = json.loads(path.read_text())
+            before = read_json(path)
             for key in options.keys() | before.keys():
                 if options.get(key) != before.get(key):
                     raise InvalidArgumentError(
@@ -154,10 +155,7 @@ class TrajectoryStore:
             raise InvalidArgumentError(
                 f"`output` must be a new file, but {self.output} is there: {hint}, or name another."
             )
-        self.folder.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(options, indent=2) + "\n")
-        partial.replace(path)
+        write_json(path, options)
 
     def _count(self) -> Counter[int]:
         counts: Counter[int] = Counter()

@@ -13,15 +13,18 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent.data.frontier import Frontier, coverage, non_dominated
-from rcdt_agent.data.variants import bottom_rows, extreme_rows
+from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.data.checks import (
+    check_finite,
+    check_not_negative,
+    check_shapes,
+    final_observations,
+    split_episodes,
+)
+from rcdt_agent.data.frontier import Frontier, Outcomes, coverage
+from rcdt_agent.data.subsets import bottom_rows, extreme_rows
+from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
-
-Floats = npt.NDArray[np.float32]
-Bools = npt.NDArray[np.bool_]
-Ints = npt.NDArray[np.int64]
-
-_CHUNK = 16_384  # rows checked at a time: checks must not cost a second copy of the data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,15 +65,15 @@ class TrajectoryDataset:
         name: File name or description, for messages.
     """
 
-    observations: Floats
-    actions: Floats
-    rewards: Floats
-    costs: Floats
-    offsets: Ints
-    terminated: Bools
-    truncated: Bools
-    final_observations: Floats
-    final_known: Bools
+    observations: Float32Array
+    actions: Float32Array
+    rewards: Float32Array
+    costs: Float32Array
+    offsets: Int64Array
+    terminated: BoolArray
+    truncated: BoolArray
+    final_observations: Float32Array
+    final_known: BoolArray
     name: str = "dataset"
 
     @classmethod
@@ -83,7 +86,7 @@ class TrajectoryDataset:
         costs: npt.ArrayLike,
         terminals: npt.ArrayLike,
         timeouts: npt.ArrayLike,
-        next_observations: npt.ArrayLike | None = None,
+        next_observations: Any = None,
         name: str = "arrays",
     ) -> TrajectoryDataset:
         """Build from flat arrays in DSRL's layout, trajectories one after the other.
@@ -95,8 +98,9 @@ class TrajectoryDataset:
             costs: (N,), >= 0.
             terminals: (N,) nonzero where the task ended the episode.
             timeouts: (N,) nonzero where a time limit ended it.
-            next_observations: (N, O). Optional: the following row serves, and the observation
-                after the last step of each trajectory is then unknown.
+            next_observations: (N, O), an array or anything that can be sliced by rows: an h5py
+                dataset stays on disk. Without it the following row serves, and the observation
+                after the last step of each trajectory is unknown.
             name: Used in messages.
 
         Raises:
@@ -107,9 +111,35 @@ class TrajectoryDataset:
             "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
         }  # fmt: skip
         arrays = {key: np.asarray(value, dtype=np.float32) for key, value in given.items()}
-        following = None if next_observations is None else np.asarray(next_observations)
-        return cls._build(
-            arrays, np.asarray(terminals) != 0, np.asarray(timeouts) != 0, following, name
+        is_terminal, is_timeout = np.asarray(terminals) != 0, np.asarray(timeouts) != 0
+        shapes = {key: array.shape for key, array in arrays.items()}
+        shapes |= {"terminals": is_terminal.shape, "timeouts": is_timeout.shape}
+        if next_observations is not None:
+            if not hasattr(next_observations, "shape"):
+                next_observations = np.asarray(next_observations)
+            shapes["next_observations"] = tuple(next_observations.shape)
+        check_shapes(shapes, name)
+        for key, array in arrays.items():
+            check_finite(array, key, name)
+        check_not_negative(arrays["costs"], "costs", name)
+        offsets, n_open = split_episodes(is_terminal, is_timeout)
+        if n_open:
+            warnings.warn(
+                f"{name}: the last {n_open} steps belong to an episode without an end; it is "
+                f"kept as a truncated trajectory.",
+                stacklevel=2,
+            )
+        last = offsets[1:] - 1
+        final, known = final_observations(arrays["observations"], next_observations, last, name)
+        terminated = is_terminal[last]
+        return cls(
+            **arrays,
+            offsets=offsets,
+            terminated=terminated,
+            truncated=is_timeout[last] | ~terminated,
+            final_observations=final,
+            final_known=known,
+            name=name,
         )
 
     @classmethod
@@ -143,50 +173,6 @@ class TrajectoryDataset:
 
         return write_minari(self, dataset_id, **kwargs)
 
-    @classmethod
-    def _build(
-        cls,
-        arrays: dict[str, Floats],
-        terminals: Bools,
-        timeouts: Bools,
-        next_observations: Any,
-        name: str,
-    ) -> TrajectoryDataset:
-        """Check the arrays, find the episodes, and keep what follows each.
-
-        `next_observations` is anything that can be sliced by rows (an HDF5 dataset stays on disk).
-        """
-        shapes = {key: array.shape for key, array in arrays.items()}
-        shapes |= {"terminals": terminals.shape, "timeouts": timeouts.shape}
-        if next_observations is not None:
-            shapes["next_observations"] = tuple(next_observations.shape)
-        check_shapes(shapes, name)
-        for key, array in arrays.items():
-            check_finite(array, key, name)
-        check_not_negative(arrays["costs"], "costs", name)
-        offsets, open_end = split_episodes(terminals, timeouts)
-        if open_end:
-            warnings.warn(
-                f"{name}: the last {open_end} steps belong to an episode without an end; it is "
-                f"kept as a truncated trajectory.",
-                stacklevel=3,
-            )
-        last = offsets[1:] - 1
-        final, known = _final_observations(arrays["observations"], next_observations, last, name)
-        terminated = terminals[last]
-        return cls(
-            observations=arrays["observations"],
-            actions=arrays["actions"],
-            rewards=arrays["rewards"],
-            costs=arrays["costs"],
-            offsets=offsets,
-            terminated=terminated,
-            truncated=timeouts[last] | ~terminated,
-            final_observations=final,
-            final_known=known,
-            name=name,
-        )
-
     def __len__(self) -> int:
         """Number of trajectories."""
         return len(self.offsets) - 1
@@ -207,19 +193,34 @@ class TrajectoryDataset:
         return int(self.actions.shape[1])
 
     @cached_property
-    def lengths(self) -> Ints:
+    def lengths(self) -> Int64Array:
         """(M,) steps of each trajectory."""
         return np.diff(self.offsets)
 
     @cached_property
-    def episode_returns(self) -> Floats:
+    def episode_returns(self) -> Float32Array:
         """(M,) sum of rewards of each trajectory."""
-        return self._sums(self.rewards)
+        return episode_sums(self.rewards, self.offsets)
 
     @cached_property
-    def episode_costs(self) -> Floats:
+    def episode_costs(self) -> Float32Array:
         """(M,) sum of costs of each trajectory."""
-        return self._sums(self.costs)
+        return episode_sums(self.costs, self.offsets)
+
+    @cached_property
+    def returns_to_go(self) -> Float32Array:
+        """(N,) undiscounted reward from each step to the end of its trajectory."""
+        return sums_to_go(self.rewards, self.offsets)
+
+    @cached_property
+    def costs_to_go(self) -> Float32Array:
+        """(N,) undiscounted cost from each step to the end of its trajectory."""
+        return sums_to_go(self.costs, self.offsets)
+
+    @cached_property
+    def outcomes(self) -> Outcomes:
+        """Return and cost of each trajectory: what an agent keeps of its training data."""
+        return Outcomes(returns=self.episode_returns, costs=self.episode_costs)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -247,7 +248,7 @@ class TrajectoryDataset:
 
     def frontier(self) -> Frontier:
         """The non-dominated return-cost points."""
-        return non_dominated(self.episode_returns, self.episode_costs)
+        return self.outcomes.frontier
 
     def coverage(self, target_return: float, cost_budget: float, tolerance: float = 0.05) -> float:
         """Share of trajectories near the target: the paper's alpha_F, estimated from the data."""
@@ -340,90 +341,3 @@ class TrajectoryDataset:
         order = np.random.default_rng(seed).permutation(len(self))
         parts = np.sort(order[:first]), np.sort(order[first:])
         return self.select(parts[0], suffix="split"), self.select(parts[1], suffix="rest")
-
-    def _sums(self, values: Floats) -> Floats:
-        sums = np.add.reduceat(values, self.offsets[:-1], dtype=np.float64)
-        return sums.astype(np.float32)
-
-
-def split_episodes(terminals: Bools, timeouts: Bools) -> tuple[Ints, int]:
-    """Offsets of the episodes, and how many trailing steps have no end flag (0: none)."""
-    ends = np.flatnonzero(terminals | timeouts) + 1
-    n = len(terminals)
-    open_end = n - (int(ends[-1]) if len(ends) else 0)
-    tail = [n] if open_end else []
-    return np.concatenate(([0], ends, tail)).astype(np.int64), open_end
-
-
-def check_shapes(shapes: dict[str, tuple[int, ...]], name: str) -> None:
-    """Refuse wrong ranks, lengths that differ, and emptiness."""
-    ranks = {"observations": 2, "next_observations": 2, "actions": 2}
-    for key, shape in shapes.items():
-        rank = ranks.get(key, 1)
-        if len(shape) != rank or 0 in shape[1:]:
-            raise DatasetError(f"{name}: `{key}` must have rank {rank}, got shape {shape}.")
-    rows = shapes["observations"][0]
-    for key, shape in shapes.items():
-        if shape[0] != rows:
-            raise DatasetError(
-                f"{name}: `{key}` has {shape[0]} rows, but `observations` has {rows}."
-            )
-    if rows == 0:
-        raise DatasetError(f"{name}: `observations` holds no rows, so there is no trajectory.")
-    following = shapes.get("next_observations")
-    if following is not None and following != shapes["observations"]:
-        raise DatasetError(
-            f"{name}: `next_observations` has shape {following}, but `observations` has "
-            f"{shapes['observations']}."
-        )
-
-
-def check_finite(array: Floats, key: str, name: str, *, first_row: int = 0) -> None:
-    """Refuse NaN and infinity, naming the first row that holds one.
-
-    `first_row` is the row at which `array` begins, when it is a part of something larger.
-    """
-    for start in range(0, len(array), _CHUNK):
-        finite = np.isfinite(array[start : start + _CHUNK])
-        if not finite.all():
-            row = start + int(np.argwhere(~finite)[0, 0])
-            raise DatasetError(
-                f"{name}: `{key}` must be finite, row {first_row + row} is {array[row]}."
-            )
-
-
-def check_not_negative(array: Floats, key: str, name: str) -> None:
-    """Refuse negative entries, naming the first row."""
-    if array.min() < 0:
-        row = int(np.argmax(array < 0))
-        raise DatasetError(f"{name}: `{key}` must be >= 0, row {row} is {array[row]}.")
-
-
-def _final_observations(
-    observations: Floats, following: Any, last: Ints, name: str
-) -> tuple[Floats, Bools]:
-    """The observation after each trajectory, and whether it was recorded."""
-    if following is None:
-        # Unknown: the last one stands in, so that nothing is NaN; `final_known` says so.
-        return observations[last], np.zeros(len(last), dtype=np.bool_)
-    final = np.empty((len(last), observations.shape[1]), dtype=np.float32)
-    is_last = np.zeros(len(observations), dtype=np.bool_)
-    is_last[last] = True
-    differing = 0
-    done = 0
-    for start in range(0, len(observations), _CHUNK):
-        chunk = np.asarray(following[start : start + _CHUNK], dtype=np.float32)
-        check_finite(chunk, "next_observations", name, first_row=start)
-        ends = is_last[start : start + len(chunk)]
-        final[done : done + ends.sum()] = chunk[ends]
-        done += int(ends.sum())
-        inner = np.flatnonzero(~ends)
-        unlike = chunk[inner] != observations[start + inner + 1]
-        differing += int(unlike.any(axis=1).sum())
-    if differing:
-        warnings.warn(
-            f"{name}: `next_observations` differs from the following row of `observations` in "
-            f"{differing} of {len(observations) - len(last)} places; the following row is used.",
-            stacklevel=4,
-        )
-    return final, np.ones(len(last), dtype=np.bool_)

@@ -10,9 +10,10 @@ from typing import Any
 import h5py
 import numpy as np
 
-from rcdt_agent.data.dataset import Bools, Floats, TrajectoryDataset
+from rcdt_agent._io import atomic_write
+from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError
-from rcdt_agent.files import whole_file
 
 FLOAT_KEYS = ("observations", "actions", "rewards", "costs")
 FLAG_KEYS = ("terminals", "timeouts")
@@ -39,11 +40,11 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
                 _dataset(file, key, path)
             arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
             flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
-            following = (
+            next_observations = (
                 _dataset(file, "next_observations", path) if "next_observations" in file else None
             )
-            return TrajectoryDataset._build(
-                arrays, flags["terminals"], flags["timeouts"], following, str(path)
+            return TrajectoryDataset.from_arrays(
+                **arrays, **flags, next_observations=next_observations, name=str(path)
             )
     except (DatasetError, Warning):
         raise
@@ -61,8 +62,8 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
     terminals, timeouts = np.zeros((2, dataset.n_transitions), dtype=np.bool_)
     terminals[last] = dataset.terminated
     timeouts[last] = dataset.truncated
-    following = np.concatenate((dataset.observations[1:], dataset.observations[:1]))
-    following[last] = dataset.final_observations
+    next_observations = np.concatenate((dataset.observations[1:], dataset.observations[:1]))
+    next_observations[last] = dataset.final_observations
     # In memory first: libhdf5 takes the process down with it when a disk is full.
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
@@ -76,8 +77,8 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
         ):
             _write(file, key, values)
         if dataset.final_known.all():
-            _write(file, "next_observations", following)
-    with whole_file(path, DatasetError) as partial:
+            _write(file, "next_observations", next_observations)
+    with atomic_write(path, DatasetError) as partial:
         partial.write_bytes(content.getbuffer())
 
 
@@ -103,8 +104,8 @@ def _dataset(file: Any, key: str, path: Path) -> Any:
     return item
 
 
-def _read_floats(item: Any, key: str) -> Floats:
-    values: Floats = np.empty(item.shape, dtype=np.float32)
+def _read_floats(item: Any, key: str) -> Float32Array:
+    values: Float32Array = np.empty(item.shape, dtype=np.float32)
     if item.shape and 0 not in item.shape:
         item.read_direct(values)
     if key in ("rewards", "costs") and values.ndim == 2 and values.shape[1] == 1:
@@ -112,11 +113,11 @@ def _read_floats(item: Any, key: str) -> Floats:
     return values
 
 
-def _read_flags(item: Any, key: str, path: Path) -> Bools:
+def _read_flags(item: Any, key: str, path: Path) -> BoolArray:
     values = np.asarray(item[()])
     if not np.isfinite(values).all():
         raise DatasetError(f"{path}: `{key}` must be finite.")
-    flags: Bools = values != 0
+    flags: BoolArray = values != 0
     return flags[:, 0] if flags.ndim == 2 and flags.shape[1] == 1 else flags
 
 

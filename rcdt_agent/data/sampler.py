@@ -7,24 +7,19 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rcdt_agent import kernels
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.losses import returns_to_go
 
 if TYPE_CHECKING:
     from rcdt_agent.scaling import Scaling
 
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 
-Floats = npt.NDArray[np.float32]
-
 _NUMBERS = ("rewards", "costs", "rtg", "ctg")  # of a step
-_BLOCK = 65_536  # steps looked at at a time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +120,6 @@ class WindowSampler:
         # faster there for arrays of this size, and on one core) and on tensors elsewhere.
         self._xp: Any = _array_module(self.device)
         n = len(dataset)
-        rtg, ctg = to_go(dataset)
         array = self._array
         self._final_obs = array(dataset.final_observations)
         self._obs, self._actions, self._rewards, self._costs = (
@@ -134,7 +128,7 @@ class WindowSampler:
                 dataset.observations, dataset.actions, dataset.rewards, dataset.costs,
             )
         )  # fmt: skip
-        self._rtg, self._ctg = array(rtg), array(ctg)
+        self._rtg, self._ctg = array(dataset.returns_to_go), array(dataset.costs_to_go)
         self._lengths, self._firsts = array(dataset.lengths), array(dataset.offsets[:-1])
         self._terminated = array(dataset.terminated)
         self._final_known = array(dataset.terminated | dataset.final_known)
@@ -319,22 +313,6 @@ def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) ->
     """Divide by the mean under the sampler, then clip: the loss keeps its scale (row 6)."""
     mean = (weights * probabilities).sum() / probabilities.sum()
     return (weights / mean).clamp(max=maximum)
-
-
-def to_go(dataset: TrajectoryDataset) -> tuple[Floats, Floats]:
-    """Return-to-go and cost-to-go (N,) of every step, some trajectories at a time."""
-    offsets = dataset.offsets
-    found = np.empty((2, dataset.n_transitions), dtype=np.float32)
-    first, m = 0, len(dataset)
-    while first < m:
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _BLOCK)) - 1)
-        block = slice(offsets[first], offsets[last])
-        ends = torch.zeros(block.stop - block.start, dtype=torch.bool)
-        ends[torch.from_numpy(offsets[first + 1 : last + 1] - block.start - 1)] = True
-        for row, values in zip(found, (dataset.rewards, dataset.costs), strict=True):
-            row[block] = returns_to_go(torch.from_numpy(values[block]), ends).numpy()
-        first = last
-    return found[0], found[1]
 
 
 def _probabilities(

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.deploy.calibration import TokenCalibration
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.to_go import ReturnToGo
 
 Floats = npt.NDArray[np.float32]
 
@@ -31,7 +31,7 @@ class Steering:
     ctg_floor: float | None = None
     replan: bool = False
     exhausted_mode: bool = False
-    return_to_go: ReturnToGo | None = None
+    return_to_go: ReturnToGoTable | None = None
     calibration: TokenCalibration | None = None
 
     def token(self, budget: Floats) -> Floats:

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from rcdt_agent.data.frontier import Frontier, non_dominated
-from rcdt_agent.deploy.to_go import FEW, ReturnToGo
+from rcdt_agent._types import Float32Array
+from rcdt_agent.data.frontier import MIN_TRAJECTORIES, Frontier, Outcomes, ReturnToGoTable
 from rcdt_agent.errors import InvalidArgumentError
 
-Floats = npt.NDArray[np.float32]
 TargetReturn = str | float
 """`auto` (from the data), `paper` (the published table), or a number."""
 
@@ -30,27 +28,25 @@ class ReturnTargets:
         to_go: The same question in mid-episode; None for a file that does not hold it.
     """
 
-    returns: Floats
-    costs: Floats
+    returns: Float32Array
+    costs: Float32Array
     quantile: float = 0.9
     published: tuple[tuple[float, float], ...] = ()
-    to_go: ReturnToGo | None = None
+    to_go: ReturnToGoTable | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no dataset gives."""
-        for name, values in (("returns", self.returns), ("costs", self.costs)):
-            if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
-                raise InvalidArgumentError(f"`{name}` must be a row of finite numbers.")
-        if len(self.returns) != len(self.costs):
-            raise InvalidArgumentError(
-                f"`returns` and `costs` must be as many, got {len(self.returns)} and "
-                f"{len(self.costs)}."
-            )
+        assert self.outcomes
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Returns and costs of the training trajectories."""
+        return Outcomes(returns=self.returns, costs=self.costs)
 
     @property
     def frontier(self) -> Frontier:
         """The non-dominated points."""
-        return non_dominated(self.returns, self.costs)
+        return self.outcomes.frontier
 
     def resolve(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
         """The target return of a request.
@@ -76,25 +72,13 @@ class ReturnTargets:
         return float(target_return)
 
     def auto(self, cost_budget: float) -> float:
-        """A high quantile of the returns seen within the budget, never falling with the budget.
-
-        The quantile is taken at every cost on the frontier up to the budget (where few
-        trajectories lie within, more of the cheapest are taken in), and the largest is kept:
-        whoever keeps a smaller budget keeps a larger one too.
-        """
-        order = np.argsort(self.costs, kind="stable")
-        few = min(FEW, len(order))
-        levels = [cost for cost in self.frontier.costs if cost <= cost_budget]
-        best = -np.inf
-        for level in [*levels, cost_budget]:
-            within = max(int(np.sum(self.costs <= level)), few)
-            best = max(best, float(np.quantile(self.returns[order[:within]], self.quantile)))
-        return best
+        """A high quantile of the returns seen within the budget; see `Outcomes`."""
+        return self.outcomes.target_return(cost_budget, self.quantile)
 
     def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
         """Say aloud, with the numbers, when the data do not cover the request."""
-        within = int(np.sum(self.costs <= cost_budget))
-        if within < min(FEW, len(self.costs)):
+        within = self.outcomes.n_within(cost_budget)
+        if within < min(MIN_TRAJECTORIES, len(self.costs)):
             warnings.warn(
                 f"The cost budget {cost_budget:g} is covered by {within} of {len(self.costs)} "
                 f"training trajectories (the cheapest costs {self.costs.min():g}): expect the "
@@ -129,5 +113,5 @@ class ReturnTargets:
             costs=np.asarray(values["costs"], dtype=np.float32),
             quantile=float(values["quantile"]),
             published=tuple((float(b), float(t)) for b, t in values["published"]),
-            to_go=ReturnToGo.from_dict(values["to_go"]) if values["to_go"] else None,
+            to_go=ReturnToGoTable.from_dict(values["to_go"]) if values["to_go"] else None,
         )

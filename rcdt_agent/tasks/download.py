@@ -12,15 +12,10 @@ over a stale one is itself a race. Partials named per process would not be found
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import logging
 import os
 import re
-import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
@@ -32,12 +27,8 @@ from urllib.request import Request, urlopen
 import h5py  # type: ignore[import-untyped, unused-ignore]
 from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
+from rcdt_agent._io import file_lock
 from rcdt_agent.errors import DownloadError, InvalidArgumentError
-
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
 
 __all__ = ["MIRRORS", "dataset_dir", "download_dataset"]
 
@@ -52,8 +43,6 @@ _ATTEMPTS = 3  # in a row without getting further, per mirror
 _BACKOFF = 0.5  # seconds before the second attempt, doubled before each further one
 _CHUNK = 1 << 20  # bytes
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})  # HTTP codes worth asking again
-
-_logger = logging.getLogger(__name__)
 
 
 class _Interrupted(Exception):
@@ -110,7 +99,7 @@ def download_dataset(
     failures = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder / f"{filename}.partial.lock"):
+        with file_lock(folder / f"{filename}.partial.lock"):
             damage = _damage(final, expected_size)
             if damage is None:  # another process fetched it meanwhile
                 return final
@@ -304,32 +293,3 @@ def _validator(response: HTTPResponse) -> str | None:
     """What identifies the version of a file; If-Range allows no weak ETag."""
     etag = response.headers.get("ETag")
     return etag if etag and not etag.startswith("W/") else response.headers.get("Last-Modified")
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock file, waiting for another holder; the file is removed at the end."""
-    for polls in itertools.count():
-        with path.open("ab") as file:
-            if _take(file.fileno(), path):
-                try:
-                    yield
-                finally:
-                    with contextlib.suppress(OSError):  # Windows does not remove an open file
-                        path.unlink()
-                return
-        if polls == 0:
-            _logger.info("waiting for another download of the same file (%s)", path)
-        time.sleep(0.1)
-
-
-def _take(descriptor: int, path: Path) -> bool:
-    try:
-        if sys.platform == "win32":
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The last holder may have removed the file between our open and our lock.
-        return os.path.samestat(os.fstat(descriptor), path.stat())
-    except (BlockingIOError, PermissionError, FileNotFoundError):
-        return False

@@ -24,8 +24,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium.spaces import Box
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from rcdt_agent._types import Float32Array
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError, UnknownTaskError
 
 
@@ -91,7 +92,7 @@ _open_task: MetaDriveTask | None = None
 
 def make_metadrive(
     name: str, *, render_mode: str | None = None, **overrides: Any
-) -> gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]:
+) -> gymnasium.Env[Float32Array, Float32Array]:
     """Make one of the nine tasks.
 
     Args:
@@ -151,7 +152,7 @@ def close_open_task() -> None:
         _open_task.close()
 
 
-class MetaDriveTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
+class MetaDriveTask(gymnasium.Env[Float32Array, Float32Array]):
     """One task; made by `make_metadrive`.
 
     `info["cost"]` is 1 for a crash or for leaving the road, plus the `velocity_cost` and the
@@ -171,7 +172,7 @@ class MetaDriveTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray[np.float32], dict[str, Any]]:
+    ) -> tuple[Float32Array, dict[str, Any]]:
         """Start an episode.
 
         Args:
@@ -198,9 +199,7 @@ class MetaDriveTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
         self._running = True
         return self._observation(obs), info
 
-    def step(
-        self, action: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Float32Array) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """Drive 0.1 s with `action` = (steering, left positive; throttle, negative brakes)."""
         simulator = self._open_simulator()
         if not self._running:
@@ -238,7 +237,7 @@ class MetaDriveTask(gymnasium.Env[NDArray[np.float32], NDArray[np.float32]]):
             raise SimulatorError("This MetaDrive environment is closed: make a new one.")
         return self.simulator
 
-    def _observation(self, obs: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _observation(self, obs: Float32Array) -> Float32Array:
         return dsrl_observation(obs, self.simulator.agent.last_current_action[0])
 
 
@@ -252,9 +251,7 @@ def proximity_cost(nearest: float) -> float:
     return 0.01 * max(0.0, 0.1 - nearest) ** 2
 
 
-def dsrl_observation(
-    obs: NDArray[np.float32], action_before_last: ArrayLike
-) -> NDArray[np.float32]:
+def dsrl_observation(obs: Float32Array, action_before_last: ArrayLike) -> Float32Array:
     """Turn an observation of MetaDrive 0.4.3 (259,) into the convention of DSRL's data.
 
     In DSRL's left-handed world a checkpoint to the right is above 0.5 and the lidar turns
@@ -368,7 +365,7 @@ def _assets_folder() -> Path:
     return Path(_simulator_module("metadrive").__file__).parent / "assets"
 
 
-def _checked_action(action: ArrayLike) -> NDArray[np.float32]:
+def _checked_action(action: ArrayLike) -> Float32Array:
     values = np.asarray(action, np.float32)
     if values.shape != (ACTION_SIZE,) or not np.isfinite(values).all():
         raise InvalidArgumentError(

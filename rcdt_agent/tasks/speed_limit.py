@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.errors import InvalidArgumentError
 
 ENV_ID = "rcdt_agent/SpeedLimit-v0"
@@ -30,30 +31,30 @@ ZONE_LENGTH = 15
 ZONE_STARTS = (15, 20, 25, 30)
 START_SPEEDS = (0.4, 0.6, 0.8, 1.0)
 
-Array = npt.NDArray[np.float64]
 
-
-def limit_at(step: npt.ArrayLike, zone_start: npt.ArrayLike) -> Array:
+def limit_at(step: npt.ArrayLike, zone_start: npt.ArrayLike) -> Float64Array:
     """The speed limit that holds for the move made at `step`."""
     into = np.asarray(step) - np.asarray(zone_start)
     return np.where((into >= 0) & (into < ZONE_LENGTH), ZONE_LIMIT, OPEN_LIMIT)
 
 
-def speeding_cost(excess: npt.ArrayLike) -> Array:
+def speeding_cost(excess: npt.ArrayLike) -> Float64Array:
     """Cost of a step at `excess` above the limit: 0.1, 0.3, 0.6, 1.0, 1.5 at 0.2, 0.4 .. 1.0."""
     kinks = GRID * np.arange(round(MAX_SPEED / GRID))
     above = np.maximum(np.asarray(excess, dtype=float)[..., None] - kinks, 0.0)
     return np.asarray(0.5 * above.sum(-1))
 
 
-def drive(speed: npt.ArrayLike, action: npt.ArrayLike, limit: npt.ArrayLike) -> tuple[Array, Array]:
+def drive(
+    speed: npt.ArrayLike, action: npt.ArrayLike, limit: npt.ArrayLike
+) -> tuple[Float64Array, Float64Array]:
     """One step of the car: the new speed (which is also the reward) and the cost."""
     change = GRID * np.clip(np.asarray(action, dtype=float), -1.0, 1.0)
     new_speed = np.clip(np.asarray(speed, dtype=float) + change, 0.0, MAX_SPEED)
     return new_speed, speeding_cost(new_speed - np.asarray(limit))
 
 
-def observe(speed: npt.ArrayLike, step: int, zone_start: npt.ArrayLike) -> npt.NDArray[np.float32]:
+def observe(speed: npt.ArrayLike, step: int, zone_start: npt.ArrayLike) -> Float32Array:
     """Observation: speed, limit of the coming move, way to the zone, time left (both / horizon)."""
     ahead = (np.asarray(zone_start) - step) / HORIZON
     left = np.full_like(ahead, (HORIZON - step) / HORIZON, dtype=float)
@@ -61,7 +62,7 @@ def observe(speed: npt.ArrayLike, step: int, zone_start: npt.ArrayLike) -> npt.N
     return np.asarray(np.stack(parts, axis=-1), dtype=np.float32)
 
 
-class SpeedLimitEnv(gym.Env[npt.NDArray[np.float32], npt.NDArray[np.float32]]):
+class SpeedLimitEnv(gym.Env[Float32Array, Float32Array]):
     """Drive 60 steps; the action in [-1, 1] changes the speed by at most 0.2.
 
     Reward is the new speed, `info["cost"]` the price of its excess over the limit. The start speed
@@ -85,7 +86,7 @@ class SpeedLimitEnv(gym.Env[npt.NDArray[np.float32], npt.NDArray[np.float32]]):
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[npt.NDArray[np.float32], dict[str, Any]]:
+    ) -> tuple[Float32Array, dict[str, Any]]:
         """Draw a start speed and the place of the zone."""
         super().reset(seed=seed)
         self._speed = float(self.np_random.choice(START_SPEEDS))
@@ -93,9 +94,7 @@ class SpeedLimitEnv(gym.Env[npt.NDArray[np.float32], npt.NDArray[np.float32]]):
         self._step = 0
         return observe(self._speed, 0, self._zone_start), {}
 
-    def step(
-        self, action: npt.NDArray[np.float32]
-    ) -> tuple[npt.NDArray[np.float32], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Float32Array) -> tuple[Float32Array, float, bool, bool, dict[str, Any]]:
         """Drive one step; out-of-range actions are clipped, a wrong shape raises."""
         if np.shape(action) != (1,):
             raise InvalidArgumentError(

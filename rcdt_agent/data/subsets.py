@@ -5,26 +5,24 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from rcdt_agent._types import Float32Array, Int64Array
 from rcdt_agent.errors import InvalidArgumentError
 
-Rows = npt.NDArray[np.int64]
 
-
-def bottom_rows(returns: npt.NDArray[np.float32], rho: float) -> Rows:
+def bottom_rows(returns: Float32Array, rho: float) -> Int64Array:
     """Rows of the `rho` percent of trajectories with the smallest returns, in file order."""
     order, keep = _ranked(returns, rho, largest=100.0)
     return np.sort(order[:keep])
 
 
-def extreme_rows(returns: npt.NDArray[np.float32], rho: float) -> Rows:
+def extreme_rows(returns: Float32Array, rho: float) -> Int64Array:
     """Rows of the `rho` percent with the smallest and with the largest returns, in file order."""
     order, keep = _ranked(returns, rho, largest=50.0)
     return np.sort(np.concatenate((order[:keep], order[max(keep, len(order) - keep) :])))
 
 
-def _ranked(returns: npt.NDArray[np.float32], rho: float, largest: float) -> tuple[Rows, int]:
+def _ranked(returns: Float32Array, rho: float, largest: float) -> tuple[Int64Array, int]:
     if not 0 < rho <= largest:
         raise InvalidArgumentError(f"`rho` must be in (0, {largest:g}] percent, got {rho}.")
     order = np.argsort(returns, kind="stable")
