@@ -136,14 +136,14 @@ class RCDT(StableBaselinesFace):
             UnknownTaskError: The id is not one of the 38.
             DownloadError: The file is not in the cache and cannot be fetched.
         """
-        from rcdt_agent.tasks.download import download_dataset
+        from rcdt_agent.tasks.datasets import load_task_dataset
 
         found = get_task(task)
         agent = cls(**kwargs)
         agent.task = found
         if dataset is None:
-            dataset = download_dataset(found.dataset_file, progress=progress_bar)
-            agent._published_data = True
+            dataset = load_task_dataset(found, progress_bar=progress_bar)
+            agent._published_data = found.suite != "embedded"
         agent._take_dataset(_as_dataset(dataset))
         return agent
 
@@ -186,10 +186,9 @@ class RCDT(StableBaselinesFace):
         if dataset is not None:
             self._take_dataset(_as_dataset(dataset))
         elif self.dataset is None and self.task is not None and self._pending is not None:
-            from rcdt_agent.tasks.download import download_dataset
+            from rcdt_agent.tasks.datasets import load_task_dataset
 
-            path = download_dataset(self.task.dataset_file, progress=progress_bar)
-            self._take_dataset(_as_dataset(path))
+            self._take_dataset(load_task_dataset(self.task, progress_bar=progress_bar))
         if self.dataset is None:
             raise InvalidArgumentError(
                 "There is nothing to learn from: `learn` needs `dataset`, a TrajectoryDataset or "
@@ -526,7 +525,7 @@ class RCDT(StableBaselinesFace):
             quantile=self.config.target_quantile,
             published=(
                 tuple(zip(self.task.budgets, self.task.published_targets, strict=True))
-                if self.task
+                if self.task and self.task.published_targets
                 else ()
             ),
             to_go=ReturnToGoTable.fit(

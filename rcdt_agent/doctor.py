@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from rcdt_agent import kernels
 from rcdt_agent.tasks.download import dataset_dir
-from rcdt_agent.tasks.registry import SUITES, TASKS, Suite
+from rcdt_agent.tasks.registry import DSRL_TASKS, SUITES, Suite
 from rcdt_agent.tasks.simulators import is_installed
 
 PROBE_TASKS: dict[Suite, str] = {
@@ -126,10 +126,12 @@ def check_kernels() -> Check:
 def check_datasets() -> Check:
     """Where dataset files are looked for and how many of DSRL's are there."""
     folder = dataset_dir()
-    found = sum((folder / task.dataset_file).is_file() for task in TASKS.values())
+    found = sum((folder / task.dataset_file).is_file() for task in DSRL_TASKS.values())
     if folder.exists() and not os.access(folder, os.R_OK | os.X_OK):
         return Check(name="datasets", status="broken", detail=f"{folder} cannot be read")
-    return Check(name="datasets", status="ok", detail=f"{folder}: {found} of {len(TASKS)} files")
+    return Check(
+        name="datasets", status="ok", detail=f"{folder}: {found} of {len(DSRL_TASKS)} files"
+    )
 
 
 def run_checks() -> list[Check]:

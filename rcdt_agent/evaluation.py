@@ -329,13 +329,10 @@ def _reference(agent: BudgetPolicy) -> tuple[float, float, str]:
     return low, high if high > low else low + 1.0, "the training data's own range"
 
 
-_SIDE_BY_SIDE = {"bullet": 16, "safety-gymnasium": 4, "metadrive": 1}
-
-
 def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
     """A function that makes the environment, its name, and how many to make in one process."""
     from rcdt_agent.errors import UnknownTaskError
-    from rcdt_agent.tasks.registry import get_task
+    from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
     from rcdt_agent.tasks.simulators import make_env
 
     if env is None:
@@ -345,7 +342,7 @@ def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], 
     if isinstance(env, str):
         try:
             task = get_task(env)
-            return partial(make_env, task.id), task.id, _SIDE_BY_SIDE[task.suite]
+            return partial(make_env, task.id), task.id, PARALLEL_ENVS[task.suite]
         except UnknownTaskError:
             if env not in gym.registry:
                 raise

@@ -11,20 +11,9 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import normalize_weights
 from rcdt_agent.losses import trajectory_weights
 from rcdt_agent.plots import plot_return_cost, save_figure
-from rcdt_agent.tasks.registry import BUDGETS, TASKS, Task, get_task
+from rcdt_agent.tasks.registry import BUDGETS, get_task, guess_task
 
 Rows = list[tuple[str, ...]]
-
-
-def guess_task(file_name: str) -> Task | None:
-    """The task named at the start of a file name, e.g. `SafetyBallRun-v0-80-940.hdf5`."""
-    found = [
-        (len(spelling), task)
-        for task in TASKS.values()
-        for spelling in (*task.spellings, task.env_id)
-        if file_name.lower().startswith(spelling.lower())
-    ]
-    return max(found, key=lambda pair: pair[0])[1] if found else None
 
 
 def inspect_file(
@@ -40,7 +29,7 @@ def inspect_file(
     dataset = TrajectoryDataset.from_hdf5(file)
     known = get_task(task) if task else guess_task(file.name)
     budgets = known.budgets if known else BUDGETS["safety-gymnasium"]
-    limit = budgets[1] if cost_limit is None else cost_limit
+    limit = budgets[len(budgets) // 2] if cost_limit is None else cost_limit
     raw = trajectory_weights(
         torch.from_numpy(dataset.episode_returns),
         torch.from_numpy(dataset.episode_costs),

@@ -17,11 +17,11 @@ from rcdt_agent.config import Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError, TrainingError
 from rcdt_agent.evaluation import BudgetReport
-from rcdt_agent.inspection import guess_task
 from rcdt_agent.plots import plot_frontier, plot_learning_curves, save_figure
+from rcdt_agent.tasks.registry import SPEED_LIMIT, guess_task
 
-SPEED_LIMIT_NAMES = ("speedlimit", "rcdt_agent/speedlimit-v0")
-SPEED_LIMIT_BUDGETS = (2.0, 5.0, 10.0, 20.0, 40.0)
+SPEED_LIMIT_NAMES = tuple(spelling.lower() for spelling in SPEED_LIMIT.spellings)
+SPEED_LIMIT_BUDGETS = SPEED_LIMIT.budgets
 
 
 @dataclass(frozen=True)
@@ -117,15 +117,14 @@ def load_agent_data(
     """An untrained agent and its data, from what a user typed."""
     settings: dict[str, Any] = {"config": config, "seed": seed, "device": device}
     if data.lower() in SPEED_LIMIT_NAMES:
-        from rcdt_agent.tasks.speed_limit import record_drivers
+        from rcdt_agent.tasks.datasets import load_task_dataset
 
-        drivers = TrajectoryDataset.from_arrays(**record_drivers(1000), name="SpeedLimit drivers")
-        return RCDT(**settings), drivers
+        return RCDT(**settings), load_task_dataset(SPEED_LIMIT)
     path = Path(data)
     if (dataset is None and path.suffix in (".hdf5", ".h5")) or path.is_file():
         dataset = path
         task = guess_task(path.name)
-        if task is None:
+        if task is None or task.suite == "embedded":
             return RCDT(**settings), TrajectoryDataset.from_hdf5(path)
         data = task.id
     agent = RCDT.from_dsrl(data, dataset=dataset, **settings)

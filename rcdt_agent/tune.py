@@ -18,8 +18,8 @@ from rcdt_agent.benchmark.data import SPEED_LIMIT, TaskData, prepare_data
 from rcdt_agent.benchmark.methods import BASELINES, DEPLOYMENT_FIELDS, Method, parse_method
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError, RCDTError
-from rcdt_agent.inspection import guess_task
 from rcdt_agent.progress import progress
+from rcdt_agent.tasks.registry import guess_task
 
 VALIDATION_SEED = 2_000_000
 """Episode e of a trial is reset with this plus e: apart from the tests' seeds (1000 s + e for

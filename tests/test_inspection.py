@@ -6,7 +6,8 @@ import pytest
 from test_cli import rcdt
 
 from rcdt_agent.data import TrajectoryDataset
-from rcdt_agent.inspection import guess_task, inspect_file
+from rcdt_agent.inspection import inspect_file
+from rcdt_agent.tasks.registry import guess_task
 from rcdt_agent.tasks.speed_limit import record_drivers
 
 

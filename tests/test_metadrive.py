@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from rcdt_agent.errors import SimulatorError, UnknownTaskError
-from rcdt_agent.tasks import metadrive
+from rcdt_agent.tasks import metadrive, metadrive_assets
 
 ROOT = Path(__file__).parents[1]
 VERSION = "0.4.3"
@@ -33,7 +33,8 @@ PREAMBLE = """
 import json, sys
 import numpy as np
 from rcdt_agent.tasks.metadrive import *
-from rcdt_agent.tasks import metadrive
+from rcdt_agent.tasks import metadrive_assets
+from rcdt_agent.tasks.metadrive_assets import PLACEHOLDER_MARK
 from rcdt_agent.errors import *
 from rcdt_agent import errors
 
@@ -279,7 +280,7 @@ foreign.close()
 
 from pathlib import Path
 empty = Path(sys.argv[1])
-metadrive._assets_folder = lambda: empty / "assets"
+metadrive_assets.assets_folder = lambda: empty / "assets"
 out["render"] = message(SimulatorError, make_metadrive, "easymean", render_mode="human")
 out["marked"] = (empty / "assets" / PLACEHOLDER_MARK).exists()
 from metadrive import version
@@ -392,7 +393,7 @@ def test_import_leaves_the_simulator_alone():
 def assets(monkeypatch, tmp_path):
     """The assets folder of a MetaDrive that is installed without them."""
     package = SimpleNamespace(VERSION=VERSION, __file__=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr(metadrive, "_simulator_module", lambda name: package)
+    monkeypatch.setattr(metadrive_assets, "simulator_module", lambda name: package)
     return tmp_path / "assets"
 
 
@@ -404,36 +405,36 @@ def write_assets(folder, version):
 
 
 def test_placeholder_is_made_once_and_marked(assets):
-    assert metadrive.prepare_assets() is False
+    assert metadrive_assets.prepare_assets() is False
     assert (assets / "version.txt").read_text() == f"{VERSION}\n"
-    assert "pull_asset --update" in (assets / metadrive.PLACEHOLDER_MARK).read_text()
+    assert "pull_asset --update" in (assets / metadrive_assets.PLACEHOLDER_MARK).read_text()
     assert (assets / "textures" / "grass1" / "GroundGrassGreen002_COL_1K.jpg").exists()
     assert [path.name for path in assets.parent.iterdir()] == ["assets"]
     inode = assets.stat().st_ino
-    assert metadrive.prepare_assets() is False
+    assert metadrive_assets.prepare_assets() is False
     assert assets.stat().st_ino == inode
 
 
 def test_placeholder_of_another_release_is_replaced(assets):
-    metadrive.prepare_assets()
+    metadrive_assets.prepare_assets()
     (assets / "version.txt").write_text("0.4.2\n")
-    assert metadrive.prepare_assets() is False
+    assert metadrive_assets.prepare_assets() is False
     assert (assets / "version.txt").read_text() == f"{VERSION}\n"
 
 
 def test_real_assets_are_used_and_never_touched(assets):
     write_assets(assets, VERSION)
-    assert metadrive.prepare_assets() is True
+    assert metadrive_assets.prepare_assets() is True
     (assets / "version.txt").write_text("0.4.1")
     with pytest.raises(SimulatorError, match="pull_asset --update"):
-        metadrive.prepare_assets()
+        metadrive_assets.prepare_assets()
     assert (assets / "version.txt").read_text() == "0.4.1"
-    assert not (assets / metadrive.PLACEHOLDER_MARK).exists()
+    assert not (assets / metadrive_assets.PLACEHOLDER_MARK).exists()
 
 
 def test_unwritable_folder_is_named(assets, monkeypatch):
     folder = assets.parent / "a file" / "assets"
     folder.parent.write_text("not a folder")  # a mode would not stop root
-    monkeypatch.setattr(metadrive, "_assets_folder", lambda: folder)
+    monkeypatch.setattr(metadrive_assets, "assets_folder", lambda: folder)
     with pytest.raises(SimulatorError, match="a file/assets, which cannot be written"):
-        metadrive.prepare_assets()
+        metadrive_assets.prepare_assets()

@@ -112,13 +112,12 @@ class TrajectoryDataset:
         }  # fmt: skip
         arrays = {key: np.asarray(value, dtype=np.float32) for key, value in given.items()}
         is_terminal, is_timeout = np.asarray(terminals) != 0, np.asarray(timeouts) != 0
-        shapes = {key: array.shape for key, array in arrays.items()}
-        shapes |= {"terminals": is_terminal.shape, "timeouts": is_timeout.shape}
+        columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
         if next_observations is not None:
             if not hasattr(next_observations, "shape"):
                 next_observations = np.asarray(next_observations)
-            shapes["next_observations"] = tuple(next_observations.shape)
-        check_shapes(shapes, name)
+            columns["next_observations"] = next_observations
+        check_shapes({key: tuple(column.shape) for key, column in columns.items()}, name)
         for key, array in arrays.items():
             check_finite(array, key, name)
         check_not_negative(arrays["costs"], "costs", name)

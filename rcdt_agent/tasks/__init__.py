@@ -1,20 +1,18 @@
-"""Tasks: the registry of DSRL's 38, their simulators and files, and the embedded SpeedLimit."""
+"""Tasks: the registry of DSRL's 38 and SpeedLimit, their simulators and datasets."""
 
 from __future__ import annotations
 
 import gymnasium as gym
 
-from rcdt_agent.tasks.registry import TASKS
+from rcdt_agent.tasks.registry import DSRL_TASKS, SPEED_LIMIT
 
 
 def register_environments() -> None:
     """Register SpeedLimit and `rcdt_agent/<task id>` with Gymnasium; imports no simulator."""
-    from rcdt_agent.tasks.speed_limit import ENV_ID
-
-    if ENV_ID in gym.registry:
+    if SPEED_LIMIT.id in gym.registry:
         return
-    gym.register(ENV_ID, entry_point="rcdt_agent.tasks.speed_limit:SpeedLimitEnv")
-    for task in TASKS.values():
+    gym.register(SPEED_LIMIT.id, entry_point="rcdt_agent.tasks.speed_limit:SpeedLimitEnv")
+    for task in DSRL_TASKS.values():
         gym.register(
             f"rcdt_agent/{task.id}",
             entry_point="rcdt_agent.tasks.simulators:make_env",

@@ -83,11 +83,7 @@ def download_dataset(
         InvalidArgumentError: `filename`, `timeout` or `RCDT_DATASET_URL` breaks its rule.
         DownloadError: No mirror delivered the file, or the folder cannot be written.
     """
-    if not filename or filename == "." or ".." in filename or re.search(r"[/\\:\0]", filename):
-        rule = r"must be a plain file name without '/', '\', ':' or '..'"
-        raise InvalidArgumentError(f"`filename` {rule}, got {filename!r}.")
-    if not timeout > 0:
-        raise InvalidArgumentError(f"`timeout` must be > 0, got {timeout!r}.")
+    _check_arguments(filename, timeout)
     folder = dataset_dir() if directory is None else Path(directory).expanduser()
     final = folder / filename
     damage = _damage(final, expected_size)  # before the lock: the folder may be read-only
@@ -119,6 +115,14 @@ def download_dataset(
     if os.path.lexists(final):
         lines.append(f"The cached file {final} is damaged ({damage}); it was kept as it is.")
     raise DownloadError("\n".join(lines))
+
+
+def _check_arguments(filename: str, timeout: float) -> None:
+    if not filename or filename == "." or ".." in filename or re.search(r"[/\\:\0]", filename):
+        rule = r"must be a plain file name without '/', '\', ':' or '..'"
+        raise InvalidArgumentError(f"`filename` {rule}, got {filename!r}.")
+    if not timeout > 0:
+        raise InvalidArgumentError(f"`timeout` must be > 0, got {timeout!r}.")
 
 
 def _mirrors() -> tuple[str, ...]:

@@ -7,18 +7,14 @@ policy trained on DSRL's data sees the world it was trained on. What stays diffe
 speed slightly faster in 0.4.3.
 
 MetaDrive runs one engine per process and wants an asset archive that only rendering reads;
-`prepare_assets` puts a marked placeholder where the archive would be.
+`metadrive_assets` puts a marked placeholder where the archive would be.
 """
 
 from __future__ import annotations
 
-import importlib
 import logging
 import operator
-import shutil
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -28,6 +24,8 @@ from numpy.typing import ArrayLike
 
 from rcdt_agent._types import Float32Array
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError, UnknownTaskError
+from rcdt_agent.tasks import metadrive_assets
+from rcdt_agent.tasks.metadrive_assets import simulator_module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +81,6 @@ _LAST_ACTION = slice(5, 7)  # steering and throttle
 _CHECKPOINT_SIDE = [10, 15]  # how far the next two checkpoints lie to the side
 _LIDAR = slice(19, 259)  # 240 beams, 1.0 where nothing is within 50 m
 
-PLACEHOLDER_MARK = "RCDT_PLACEHOLDER.txt"
-_CHECKED_TEXTURE = Path("textures", "grass1", "GroundGrassGreen002_COL_1K.jpg")
-_PULL_ASSETS = "python -m metadrive.pull_asset --update"
-
 _open_task: MetaDriveTask | None = None
 
 
@@ -117,8 +111,8 @@ def make_metadrive(
     if render_mode not in modes:
         raise InvalidArgumentError(f"`render_mode` must be one of {modes}, got {render_mode!r}.")
 
-    envs = _simulator_module("metadrive.envs")
-    if _open_task is not None or _simulator_module("metadrive.engine.engine_utils").get_engine():
+    envs = simulator_module("metadrive.envs")
+    if _open_task is not None or simulator_module("metadrive.engine.engine_utils").get_engine():
         raise SimulatorError(
             "MetaDrive runs one environment per process and one is open already: close it "
             "(`env.close()`, or `rcdt_agent.tasks.metadrive.close_open_task()` when `env` is "
@@ -126,12 +120,22 @@ def make_metadrive(
         )
     config = settings.config() | {"block_dist_config": _dsrl_blocks()}
     config |= {"use_render": render_mode == "human"} | overrides
-    if not prepare_assets() and config["use_render"]:
+    _require_assets(for_window=config["use_render"])
+    _open_task = MetaDriveTask(_make_simulator(envs, config, overrides), render_mode)
+    return _open_task
+
+
+def _require_assets(*, for_window: bool) -> None:
+    """Prepare the assets folder; a 3D window needs the real assets."""
+    if not metadrive_assets.prepare_assets() and for_window:
         raise SimulatorError(
-            f"A 3D window needs MetaDrive's assets, but {_assets_folder()} is a placeholder, fit "
-            f"for physics only. Run `{_PULL_ASSETS}` (it downloads them), or use "
-            "`render_mode='rgb_array'`, a top view that needs no assets."
+            f"A 3D window needs MetaDrive's assets, but {metadrive_assets.assets_folder()} is a "
+            f"placeholder, fit for physics only. Run `{metadrive_assets.PULL_COMMAND}` (it "
+            "downloads them), or use `render_mode='rgb_array'`, a top view that needs no assets."
         )
+
+
+def _make_simulator(envs: Any, config: dict[str, Any], overrides: dict[str, Any]) -> Any:
     try:
         simulator = envs.SafeMetaDriveEnv(config)
         shapes = simulator.observation_space.shape, simulator.action_space.shape
@@ -142,8 +146,7 @@ def make_metadrive(
             "`overrides` must be settings of MetaDrive that keep the 259 observations and 2 "
             f"actions, got {overrides}: {str(error)[:200]}"
         ) from error
-    _open_task = MetaDriveTask(simulator, render_mode)
-    return _open_task
+    return simulator
 
 
 def close_open_task() -> None:
@@ -193,7 +196,7 @@ class MetaDriveTask(gymnasium.Env[Float32Array, Float32Array]):
             number = int(self.np_random.integers(num_scenarios))
         else:
             number = seed % num_scenarios
-            random_utils = _simulator_module("metadrive.utils.random_utils")
+            random_utils = simulator_module("metadrive.utils.random_utils")
             simulator.engine.traffic_manager.np_random = random_utils.get_np_random(seed)
         obs, info = simulator.reset(seed=simulator.config["start_seed"] + number)
         self._running = True
@@ -272,10 +275,10 @@ def _dsrl_blocks() -> Any:
     which runs north there, it cuts across every lane, so that nobody can arrive. Here it opens
     along the road and over one lane width, which gives the lane lengths of 0.2.6.
     """
-    ramp = _simulator_module("metadrive.component.pgblock.ramp")
-    space = _simulator_module("metadrive.component.pg_space")
-    lane = _simulator_module("metadrive.component.lane.extension_lane")
-    base = _simulator_module("metadrive.component.algorithm.blocks_prob_dist").PGBlockDistConfig
+    ramp = simulator_module("metadrive.component.pgblock.ramp")
+    space = simulator_module("metadrive.component.pg_space")
+    lane = simulator_module("metadrive.component.lane.extension_lane")
+    base = simulator_module("metadrive.component.algorithm.blocks_prob_dist").PGBlockDistConfig
 
     def merge_part(self: Any, beside: Any, length: float) -> Any:
         width = self.lane_width
@@ -298,73 +301,6 @@ def _dsrl_blocks() -> Any:
     return type("DsrlBlocks", (base,), {"get_block": staticmethod(get_block)})
 
 
-def prepare_assets() -> bool:
-    """Make sure that MetaDrive starts, with its own assets or with a placeholder for them.
-
-    Without rendering MetaDrive only asks whether its assets are there; when they are not, it
-    would fetch them without a time limit. So it gets a placeholder, a folder that holds
-    `RCDT_PLACEHOLDER.txt`, and nothing here ever uses the network. The real assets replace it by
-    `python -m metadrive.pull_asset --update`, at any time.
-
-    Returns:
-        Whether the real assets are there.
-
-    Raises:
-        SimulatorError: MetaDrive is not installed, its folder cannot be written, or it holds
-            assets of another release, which are left alone.
-    """
-    version = _simulator_module("metadrive.version").VERSION
-    folder = _assets_folder()
-    real = folder.is_dir() and any(folder.iterdir()) and not (folder / PLACEHOLDER_MARK).exists()
-    if not _is_current(folder, version):
-        if real:
-            raise SimulatorError(
-                f"{folder} holds assets that are not those of MetaDrive {version}: run "
-                f"`{_PULL_ASSETS}`, or remove the folder."
-            )
-        _write_placeholder(folder, version)
-    return real
-
-
-def _write_placeholder(folder: Path, version: str) -> None:
-    """Build the folder aside and move it into place, as several processes may start at once."""
-    staging: Path | None = None
-    try:
-        staging = Path(tempfile.mkdtemp(prefix="rcdt_assets_", dir=folder.parent))
-        staging.chmod(0o755)
-        (staging / _CHECKED_TEXTURE).parent.mkdir(parents=True)
-        (staging / _CHECKED_TEXTURE).touch()
-        (staging / "version.txt").write_text(f"{version}\n")
-        (staging / PLACEHOLDER_MARK).write_text(
-            "Placeholder of rcdt_agent: enough for MetaDrive's physics, not for rendering.\n"
-            f"Replace it by the real assets with: {_PULL_ASSETS}\n"
-        )
-        if (folder / PLACEHOLDER_MARK).exists():  # left behind by another release
-            shutil.rmtree(folder)
-        staging.rename(folder)
-    except OSError as error:
-        if staging is not None:
-            shutil.rmtree(staging, ignore_errors=True)
-        if not _is_current(folder, version):  # otherwise another process was faster
-            raise SimulatorError(
-                f"MetaDrive needs {folder}, which cannot be written ({error}). Run once as a user "
-                "who may write there, or install MetaDrive in a virtual environment of your own."
-            ) from error
-
-
-def _is_current(folder: Path, version: str) -> bool:
-    """Whether MetaDrive accepts the folder; otherwise it would start a download by itself."""
-    try:
-        found = (folder / "version.txt").read_text().split("\n")[0].replace(" ", "")
-    except OSError:
-        return False
-    return found == version and (folder / _CHECKED_TEXTURE).exists()
-
-
-def _assets_folder() -> Path:
-    return Path(_simulator_module("metadrive").__file__).parent / "assets"
-
-
 def _checked_action(action: ArrayLike) -> Float32Array:
     values = np.asarray(action, np.float32)
     if values.shape != (ACTION_SIZE,) or not np.isfinite(values).all():
@@ -373,12 +309,3 @@ def _checked_action(action: ArrayLike) -> Float32Array:
             f"{values}."
         )
     return values
-
-
-def _simulator_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise SimulatorError(
-            f"MetaDrive cannot be imported ({error}). Run `rcdt install-simulators metadrive`."
-        ) from error

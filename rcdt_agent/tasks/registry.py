@@ -1,8 +1,8 @@
-"""The 38 DSRL tasks: ids in every accepted spelling, dataset files, published figures, budgets.
+"""The 38 DSRL tasks and SpeedLimit: ids in every spelling, dataset files, ranges, budgets.
 
-Figures are DSRL's own (`dsrl.infos`, cross-checked by a test); budgets are those of the
+Ranges are DSRL's own (`dsrl.infos`, cross-checked by a test); budgets are those of the
 constraint-variation protocol of the paper; target returns are the ones published with CDT.
-This module imports no simulator.
+SpeedLimit's are those of its recorded drivers. This module imports no simulator.
 """
 
 from __future__ import annotations
@@ -14,19 +14,30 @@ from typing import Literal, NamedTuple
 
 from rcdt_agent.errors import UnknownTaskError
 
-Suite = Literal["bullet", "safety-gymnasium", "metadrive"]
+Suite = Literal["bullet", "safety-gymnasium", "metadrive", "embedded"]
 SUITES: tuple[Suite, ...] = ("bullet", "safety-gymnasium", "metadrive")
+"""The simulator families; `embedded` tasks need none."""
 
-BUDGETS: dict[Suite, tuple[float, float, float]] = {
+BUDGETS: dict[Suite, tuple[float, ...]] = {
     "bullet": (10.0, 20.0, 40.0),
     "safety-gymnasium": (20.0, 40.0, 80.0),
     "metadrive": (10.0, 20.0, 40.0),
+    "embedded": (2.0, 5.0, 10.0, 20.0, 40.0),
 }
+"""Cost budgets of the evaluation protocol."""
+
+PARALLEL_ENVS: dict[Suite, int] = {
+    "bullet": 16,
+    "safety-gymnasium": 4,  # slow to make
+    "metadrive": 1,  # one engine per process
+    "embedded": 16,
+}
+"""Environments of an evaluation in one process, by default."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task of the benchmark: everything that is known without a simulator or a file."""
+    """One task: everything that is known without a simulator or a file."""
 
     name: str
     """Short name without prefix and version, e.g. `HopperVelocity` or `easysparse`."""
@@ -38,21 +49,21 @@ class Task:
     env_id: str
     """Id of the environment in the simulator's own registry (MetaDrive: the DSRL id)."""
     dataset_file: str
-    """File name in DSRL's release; `rcdt_agent.tasks.download` knows the hosts."""
+    """File name in DSRL's release; empty where the data are made on the spot."""
     episode_length: int
     return_range: tuple[float, float]
-    """DSRL's published smallest and largest return; scores are normalised by it."""
+    """Smallest and largest return of the dataset, as published; scores are normalised by it."""
     cost_range: tuple[float, float]
-    """DSRL's published smallest and largest cost."""
-    budgets: tuple[float, float, float]
-    """Cost budgets of the evaluation protocol."""
-    published_targets: tuple[float, float, float]
-    """Target returns published for CDT, one per budget. Some exceed anything in the data."""
+    """Smallest and largest cost of the dataset, as published."""
+    budgets: tuple[float, ...]
+    """Cost budgets of the evaluation protocol, increasing."""
+    published_targets: tuple[float, ...]
+    """Target returns published for CDT, one per budget, or none. Some exceed all the data."""
 
     @property
     def reference_budget(self) -> float:
-        """The suite's middle budget: the default cost limit of the trajectory weights."""
-        return self.budgets[1]
+        """The middle budget: the default cost limit of the trajectory weights."""
+        return self.budgets[len(self.budgets) // 2]
 
     def normalized_return(self, value: float) -> float:
         """Scale a return to [0, 1] by the published range (can fall outside)."""
@@ -154,12 +165,30 @@ def _build(suite: Suite, row: _Row) -> Task:
     )
 
 
-TASKS: dict[str, Task] = {
+DSRL_TASKS: dict[str, Task] = {
     task.id: task
     for suite, rows in zip(SUITES, (_BULLET, _SAFETY_GYMNASIUM, _METADRIVE), strict=True)
     for task in (_build(suite, row) for row in rows)
 }
-"""Every task by canonical id, in the order of the suites."""
+"""The 38 tasks of DSRL by canonical id, in the order of the suites."""
+
+SPEED_LIMIT = Task(
+    name="SpeedLimit",
+    id="rcdt_agent/SpeedLimit-v0",
+    spellings=("rcdt_agent/SpeedLimit-v0", "SpeedLimit", "SpeedLimit-v0"),
+    suite="embedded",
+    env_id="rcdt_agent/SpeedLimit-v0",
+    dataset_file="",
+    episode_length=60,
+    return_range=(18.52884864807129, 109.34586334228516),  # of `record_drivers(1000)`
+    cost_range=(0.0, 79.64851379394531),
+    budgets=BUDGETS["embedded"],
+    published_targets=(),
+)
+"""The embedded task, whose optimal return is known at every budget."""
+
+TASKS: dict[str, Task] = {**DSRL_TASKS, SPEED_LIMIT.id: SPEED_LIMIT}
+"""Every task by canonical id, SpeedLimit last."""
 
 _BY_SPELLING = {spelling.lower(): task for task in TASKS.values() for spelling in task.spellings}
 
@@ -169,7 +198,8 @@ def get_task(task_id: str | Task) -> Task:
 
     Args:
         task_id: For example `OfflineHopperVelocity-v1`, `OfflineHopperVelocityGymnasium-v1`,
-            `HopperVelocity`, `OfflineMetadrive-easysparse-v0`; a `Task` is passed through.
+            `HopperVelocity`, `OfflineMetadrive-easysparse-v0`, `SpeedLimit`; a `Task` is passed
+            through.
 
     Raises:
         UnknownTaskError: Names the nearest ids.
@@ -184,6 +214,17 @@ def get_task(task_id: str | Task) -> Task:
             f"Unknown task {task_id!r}.{hint} `rcdt tasks` lists all {len(TASKS)} ids."
         )
     return task
+
+
+def guess_task(file_name: str) -> Task | None:
+    """The task named at the start of a file name, e.g. `SafetyBallRun-v0-80-940.hdf5`."""
+    matches = [
+        (len(spelling), task)
+        for task in TASKS.values()
+        for spelling in (*task.spellings, task.env_id)
+        if file_name.lower().startswith(spelling.lower())
+    ]
+    return max(matches, key=lambda match: match[0])[1] if matches else None
 
 
 def tasks_of(suite: Suite) -> Iterator[Task]:

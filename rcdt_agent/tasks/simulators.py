@@ -35,7 +35,7 @@ MODULES: dict[Suite, str] = {
 
 
 def make_env(task: str | Task, *, render_mode: str | None = None, **kwargs: Any) -> Env:
-    """Make the simulator behind a DSRL task.
+    """Make the environment of a task.
 
     Args:
         task: Any spelling that `get_task` accepts. Both spellings of a Safety-Gymnasium task give
@@ -52,6 +52,10 @@ def make_env(task: str | Task, *, render_mode: str | None = None, **kwargs: Any)
         SimulatorError: The simulator is not installed or does not start.
     """
     task = get_task(task)
+    if task.suite == "embedded":
+        from rcdt_agent.tasks.speed_limit import SpeedLimitEnv
+
+        return CheckedStep(SpeedLimitEnv(render_mode=render_mode, **kwargs))
     if task.suite == "metadrive":
         from rcdt_agent.tasks.metadrive import make_metadrive
 
@@ -72,6 +76,8 @@ def make_env(task: str | Task, *, render_mode: str | None = None, **kwargs: Any)
 
 def is_installed(suite: Suite) -> bool:
     """Whether the simulator's package can be found; it is not imported."""
+    if suite == "embedded":
+        return True
     try:
         return importlib.util.find_spec(MODULES[suite]) is not None
     except ValueError:  # a placeholder in sys.modules without a spec

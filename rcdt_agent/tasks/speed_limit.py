@@ -18,8 +18,9 @@ import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.tasks.registry import SPEED_LIMIT
 
-ENV_ID = "rcdt_agent/SpeedLimit-v0"
+ENV_ID = SPEED_LIMIT.id
 
 HORIZON = 60
 GRID = 0.2
