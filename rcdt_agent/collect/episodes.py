@@ -78,11 +78,11 @@ def drive_in_processes(
     )
     try:
         numbers = count(first)
-        ahead: deque[Future[Trajectory]] = deque()
+        pending: deque[Future[Trajectory]] = deque()
         while True:
-            while len(ahead) < 2 * n_processes:
-                ahead.append(executor.submit(_drive, next(numbers)))
-            yield ahead.popleft().result()
+            while len(pending) < 2 * n_processes:
+                pending.append(executor.submit(_drive, next(numbers)))
+            yield pending.popleft().result()
     finally:
         executor.shutdown(wait=True, cancel_futures=True)
 
