@@ -3,14 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-INPUTS := pyproject.toml setup.py $(wildcard rcdt_agent/kernels/*.[ch]) rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
+INPUTS := pyproject.toml rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
 EXTRAS := dev,docs,minari,tune,tensorboard,onnx
 PIP := -m pip --disable-pip-version-check install --quiet
 
 LATEST := .venv-latest
 LATEST_STAMP := $(LATEST)/.installed
 
-.PHONY: help install test test-latest check format lint types docs demo bench clean
+.PHONY: help install test quick test-latest check format lint types docs demo bench clean
 
 help:  ## Show the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -23,6 +23,9 @@ $(STAMP): $(INPUTS)
 	$(BIN)/python $(PIP) -c rcdt_agent/tasks/constraints.txt -e '.[$(EXTRAS)]'
 	$(BIN)/rcdt install-simulators
 	touch $@
+
+quick: $(STAMP)  ## The fast tests, in less than two minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not simulator"
 
 test: $(STAMP)  ## All tests, in two processes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -44,8 +47,8 @@ docs: $(STAMP)  ## Build the documentation, strictly
 demo: $(STAMP)  ## One policy at several cost budgets, in about two minutes
 	$(BIN)/python -m rcdt_agent.demo
 
-bench: $(STAMP)  ## Our speed beside the peer's, in about four minutes; build/bench.json
-	$(BIN)/python benchmarks/all.py --json build/bench.json
+bench: $(STAMP)  ## Our speed beside the peer's, in a few minutes; build/bench.json (PREVIOUS=folder: and beside another checkout)
+	$(BIN)/python benchmarks/all.py --json build/bench.json $(if $(PREVIOUS),--previous $(PREVIOUS))
 
 test-latest: $(LATEST_STAMP)  ## The same tests without Safety-Gymnasium on gymnasium 1.x, numpy 2
 	$(LATEST)/bin/python -m pytest -n 2 --dist loadgroup -m "not safety_gymnasium"

@@ -1,6 +1,6 @@
 """All benchmarks one after the other; their tables, and one JSON file of them.
 
-python benchmarks/all.py [--json build/bench.json]
+python benchmarks/all.py [--json build/bench.json] [--previous FOLDER]
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-PROGRAMS = ("data", "train", "predict", "rollout")
+PROGRAMS = ("data", "train", "predict", "rollout", "preset")
 
 
 def markdown(found: dict[str, Any]) -> str:
     """The tables of all programs in one, as the documentation shows it."""
-    lines = ["| | ours, ms | peer, ms | times faster | wanted |", "|---|---|---|---|---|"]
+    lines = ["| | ours, ms | other, ms | times faster | wanted |", "|---|---|---|---|---|"]
     for name in PROGRAMS:
         for row in found[name]["rows"]:
             spread = f"{row['times_faster']:.1f} ({row['least']:.1f} to {row['most']:.1f})"
@@ -34,6 +34,7 @@ def markdown(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, default=Path("build/bench.json"))
+    parser.add_argument("--previous", type=Path, help="another checkout, for preset.py")
     options = parser.parse_args()
     found: dict[str, Any] = {
         "machine": platform.processor() or platform.machine(),
@@ -46,6 +47,8 @@ def main() -> None:
         for name in PROGRAMS:
             path = Path(folder) / f"{name}.json"
             command = [sys.executable, str(here / f"{name}.py"), "--json", str(path)]
+            if name == "preset" and options.previous:
+                command += ["--previous", str(options.previous)]
             subprocess.run(command, check=True)
             found[name] = json.loads(path.read_text())
     options.json.parent.mkdir(parents=True, exist_ok=True)

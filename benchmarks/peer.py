@@ -69,15 +69,15 @@ def make_cdt(
 ) -> Any:
     """The peer's trainer around its model, with the paper's sizes and its own other settings."""
     module = load_cdt()
-    settings = {"embedding_dim": 128, "num_layers": 3, "num_heads": 8, "seq_len": 10, **sizes}
+    settings = {
+        "embedding_dim": 128, "num_layers": 3, "num_heads": 8, "seq_len": 10,
+        "attention_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1, **sizes,
+    }  # fmt: skip
     model = module.CDT(
         state_dim=observation_size,
         action_dim=action_size,
         max_action=1.0,
         episode_len=episode_length,
-        attention_dropout=0.1,
-        residual_dropout=0.1,
-        embedding_dropout=0.1,
         use_rew=True,
         use_cost=True,
         cost_transform=True,
@@ -86,3 +86,45 @@ def make_cdt(
         **settings,
     )
     return module.CDTTrainer(model, env, logger=SilentLogger(), lr_warmup_steps=500)
+
+
+def training_loop(arrays: dict[str, Any], config: Any, workers: int) -> Any:
+    """The peer's CDT in training with our sizes: its dataset, a `DataLoader`, its step.
+
+    Args:
+        arrays: Flat arrays in DSRL's layout.
+        config: Our settings.
+        workers: Processes of the loader.
+
+    Returns:
+        A function that makes some steps.
+    """
+    import numpy as np
+    import torch
+
+    length = int(np.flatnonzero(arrays["timeouts"])[0]) + 1
+    trainer = make_cdt(
+        arrays["observations"].shape[1],
+        arrays["actions"].shape[1],
+        episode_length=length,
+        embedding_dim=config.embedding_size,
+        num_layers=config.n_layers,
+        num_heads=config.n_heads,
+        seq_len=config.context_length,
+        attention_dropout=config.attention_dropout,
+        residual_dropout=config.dropout,
+        embedding_dropout=config.dropout,
+    )
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        sequences = load("common/dataset.py").SequenceDataset(
+            arrays, seq_len=config.context_length, reward_scale=0.1
+        )
+    loader = iter(
+        torch.utils.data.DataLoader(sequences, batch_size=config.batch_size, num_workers=workers)
+    )
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            trainer.train_one_step(*next(loader))
+
+    return run

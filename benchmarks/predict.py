@@ -80,7 +80,7 @@ def main() -> None:
     theirs = peer_step()
     timing.heading("Prediction, the paper's model")
     rows = []
-    for n_envs, wanted in ((1, 3.0), (8, None), (64, 10.0)):
+    for n_envs, wanted in ((1, 1.4), (8, None), (64, 6.0)):
         entry = timing.compare(
             f"actions of {n_envs} environment{'s' if n_envs > 1 else ''}",
             our_step(agent, n_envs),

@@ -20,7 +20,7 @@ from data import make_arrays
 
 from rcdt_agent import RCDT, evaluate_budgets
 from rcdt_agent.data import TrajectoryDataset
-from rcdt_agent.steps import read_step
+from rcdt_agent.env_step import read_step
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.simulators import make_env
 

@@ -50,7 +50,7 @@ class OnnxAgent:
 
     def aim(self) -> tuple[float, float]:
         """What to ask for now: no less cost than the floor, no more return than the data show."""
-        rules = self.facts["steering"]
+        rules = self.facts["conditioning"]
         left = self.cost_to_go - rules["margin"] * self.cost_budget
         exhausted = left <= 0
         if rules["exhausted_mode"]:

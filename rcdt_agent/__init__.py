@@ -10,30 +10,38 @@ from rcdt_agent.tasks.simulators import make_env
 from rcdt_agent.version import __version__
 
 if TYPE_CHECKING:
-    from rcdt_agent.agent import RCDT
+    from rcdt_agent.algorithms import BC, RCDT, BCSafe, OfflineAlgorithm, load_agent
     from rcdt_agent.config import Config, make_config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
     from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
 
 __all__ = [
+    "BC",
     "RCDT",
     "AgentState",
+    "BCSafe",
     "BudgetReport",
     "Config",
+    "OfflineAlgorithm",
     "ReturnCostTokens",
     "TrajectoryDataset",
     "VectorReturnCostTokens",
     "__version__",
     "evaluate_budgets",
     "get_task",
+    "load_agent",
     "make_config",
     "make_env",
 ]
 
 # Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch.
 _LAZY = {
-    "RCDT": "agent",
+    "BC": "algorithms",
+    "BCSafe": "algorithms",
+    "OfflineAlgorithm": "algorithms",
+    "RCDT": "algorithms",
+    "load_agent": "algorithms",
     "AgentState": "deploy",
     "BudgetReport": "evaluation",
     "Config": "config",

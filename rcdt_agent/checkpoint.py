@@ -26,8 +26,12 @@ from rcdt_agent._io import atomic_write
 from rcdt_agent.errors import CheckpointError, TrainingError
 
 FORMAT = "rcdt_agent"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 META, TENSORS = "meta.json", "tensors.safetensors"
+SPACE_DTYPES = (
+    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
+    "uint32", "uint64",
+)  # fmt: skip
 
 
 def write_checkpoint(
@@ -62,32 +66,56 @@ def read_checkpoint(source: Path | BinaryIO, kind: str) -> tuple[dict[str, Any],
     """Read and check a checkpoint; nothing in it is executed.
 
     Raises:
-        CheckpointError: Not there, damaged, of another kind, of a newer version, or with
+        CheckpointError: Not there, damaged, of another kind, of another version, or with
             contents that do not belong; the message says which.
     """
     name = str(source) if isinstance(source, Path) else "checkpoint"
-    if isinstance(source, Path) and not source.is_file():
-        raise CheckpointError(f"{name}: there is no such file.")
-    try:
-        with zipfile.ZipFile(source) as archive:
-            _check_members(archive, name)
-            meta = json.loads(
-                archive.read(META), parse_float=_finite_number, parse_constant=_finite_number
-            )
-            _check_head(meta, kind, name)
-            tensors = load_tensors(archive.read(TENSORS))
-    except CheckpointError:
-        raise
-    except Exception as error:  # the file may hold anything: whatever fails is its fault
-        raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
+    with _opened(source, name) as archive:
+        meta = _read_meta(archive, name)
+        if meta.get("kind") != kind:
+            raise CheckpointError(f"{name}: holds a {meta.get('kind')}, not a {kind}.")
+        tensors = load_tensors(archive.read(TENSORS))
     bad = first_not_finite(tensors)
     if bad is not None:
         raise CheckpointError(f"{name}: damaged, its tensor `{bad}` is not finite.")
     return meta, tensors
 
 
+def checkpoint_kind(source: Path | BinaryIO) -> str:
+    """What a checkpoint holds, e.g. `RCDT`.
+
+    Raises:
+        CheckpointError: As `read_checkpoint`.
+    """
+    name = str(source) if isinstance(source, Path) else "checkpoint"
+    with _opened(source, name) as archive:
+        return str(_read_meta(archive, name).get("kind"))
+
+
 @contextmanager
-def contents_of(path: Any) -> Iterator[None]:
+def _opened(source: Path | BinaryIO, name: str) -> Iterator[zipfile.ZipFile]:
+    """The archive, its members checked; whatever fails in the block is the file's fault."""
+    if isinstance(source, Path) and not source.is_file():
+        raise CheckpointError(f"{name}: there is no such file.")
+    try:
+        with zipfile.ZipFile(source) as archive:
+            _check_members(archive, name)
+            yield archive
+    except CheckpointError:
+        raise
+    except Exception as error:  # the file may hold anything
+        raise CheckpointError(f"{name}: damaged or cut short ({error}).") from error
+
+
+def _read_meta(archive: zipfile.ZipFile, name: str) -> dict[str, Any]:
+    meta = json.loads(archive.read(META), parse_float=_finite_number, parse_constant=_finite_number)
+    _check_head(meta, name)
+    values: dict[str, Any] = meta
+    return values
+
+
+@contextmanager
+def as_checkpoint_error(path: Any) -> Iterator[None]:
     """Turn any failure to make something of a checkpoint's contents into our error.
 
     Raises:
@@ -177,10 +205,8 @@ def unflatten_state(tensors: dict[str, Tensor], plain: Any) -> Any:
     return plain["value"]
 
 
-def space_to_dict(space: gym.Space[Any] | None) -> dict[str, Any] | None:
-    """A Box as plain values; None for anything else."""
-    if not isinstance(space, gym.spaces.Box):
-        return None
+def space_to_dict(space: gym.spaces.Box) -> dict[str, Any]:
+    """A Box as plain values."""
     bounds = [
         [None if np.isinf(value) else float(value) for value in array.ravel()]
         for array in (space.low, space.high)
@@ -188,17 +214,15 @@ def space_to_dict(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
 
 
-def space_from_dict(values: dict[str, Any] | None) -> gym.Space[Any] | None:
+def space_from_dict(values: dict[str, Any]) -> gym.spaces.Box:
     """The inverse of `space_to_dict`."""
-    if values is None:
-        return None
     low, high = (
         np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
         for key, fill in (("low", -np.inf), ("high", np.inf))
     )
+    if values["dtype"] not in SPACE_DTYPES:  # numpy would parse any text
+        raise CheckpointError(f"`dtype` of a space must be a number's, got {values['dtype']!r}")
     dtype: Any = np.dtype(values["dtype"])
-    if dtype.kind not in "iuf":
-        raise CheckpointError(f"`dtype` of a space must be a number's, got {dtype}")
     return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
 
 
@@ -231,19 +255,19 @@ def _finite_number(text: str) -> float:
     return value
 
 
-def _check_head(meta: Any, kind: str, name: str) -> None:
+def _check_head(meta: Any, name: str) -> None:
     if not isinstance(meta, dict) or meta.get("format") != FORMAT:
         raise CheckpointError(f"{name}: not an rcdt_agent checkpoint.")
     version = meta.get("format_version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
+    if version != FORMAT_VERSION:
         written_by = meta.get("versions")
         writer = written_by.get("rcdt_agent") if isinstance(written_by, dict) else "?"
+        newer = not isinstance(version, int) or version > FORMAT_VERSION
+        remedy = "Update rcdt_agent to load it" if newer else f"Load it with rcdt_agent {writer}"
         raise CheckpointError(
-            f"{name}: written in format {version} by rcdt_agent {writer}; this version reads up to "
-            f"format {FORMAT_VERSION}. Update rcdt_agent to load it."
+            f"{name}: written in format {version} by rcdt_agent {writer}; this version reads "
+            f"format {FORMAT_VERSION}. {remedy}, or train again."
         )
-    if meta.get("kind") != kind:
-        raise CheckpointError(f"{name}: holds a {meta.get('kind')}, not a {kind}.")
 
 
 def to_path(path: str | Path | io.IOBase) -> Path | BinaryIO:

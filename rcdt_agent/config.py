@@ -6,9 +6,10 @@ transformer (QT); I our inference. `docs/decisions.md` gives the reasons.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, one_of, preset_config
 from rcdt_agent.errors import InvalidArgumentError
 
 Weighting = Literal["none", "return_cost", "expert"]
@@ -20,7 +21,7 @@ CostReduction = Literal["max", "min"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config:
+class Config(BaseConfig):
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
@@ -63,8 +64,6 @@ class Config:
     """`asinh` resolves small budgets among large costs, `linear` is C's (I)."""
 
     # Data.
-    batch_size: int = 2048
-    """Windows of a batch (P)."""
     sampling: Sampling = "trajectory"
     """Uniform over trajectories (P), over transitions, or tilted to low cost (C)."""
     cost_ceiling: float = 70.0
@@ -89,13 +88,12 @@ class Config:
     expert_fraction: float = 0.1
     """Share of trajectories, by return, in the expert subset of `rdt` and `rvdt` (I)."""
 
-    # Optimisation of the policy.
-    total_steps: int = 200_000
-    """Gradient steps (P)."""
-    learning_rate: float = 1e-4
-    """AdamW (P: Adam, which `weight_decay=0` gives)."""
+    # Optimisation of the policy: AdamW.
+    micro_batch_size: int | None = None
+    """Windows of one forward and backward pass; gradients accumulate over the batch. None: what
+    fits a CPU's cache, and the whole batch on other devices; 0: always the whole batch (I)."""
     weight_decay: float = 1e-4
-    """(C)"""
+    """(C; P: Adam, which 0 gives)"""
     warmup_steps: int = 500
     """Linear warm-up of the learning rate (C)."""
     final_learning_rate: float = 1.0
@@ -160,97 +158,52 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
-        for name in (
-            "n_layers", "n_heads", "embedding_size", "context_length", "batch_size", "total_steps",
-            "critic_width",
-        ):  # fmt: skip
-            _require(self, name, getattr(self, name) >= 1, ">= 1")
-        _require(self, "critic_layers", self.critic_layers >= 2, ">= 2")
-        for name in ("warmup_steps", "shield_candidates"):
-            _require(self, name, getattr(self, name) >= 0, ">= 0")
-        _require(
-            self,
-            "shield_candidates",
-            not self.shield_candidates or self.cost_penalty,
-            f"0 with variant {self.variant!r}: the shield needs a cost critic, which it lacks",
-        )
-        for name in ("dropout", "attention_dropout"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        for name in ("discount", "cost_discount", "budget_margin"):
-            _require(self, name, 0 <= getattr(self, name) < 1, "in [0, 1)")
-        for name in (
-            "critic_start",
-            "target_rate",
-            "expert_fraction",
-            "target_quantile",
-            "pareto_fraction",
-            "relabel_fraction",
-            "final_learning_rate",
-        ):
-            _require(self, name, 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        for name in (
-            "learning_rate", "critic_learning_rate", "max_grad_norm", "critic_max_grad_norm",
-            "max_weight", "initial_temperature",
-        ):  # fmt: skip
-            _require(self, name, getattr(self, name) > 0, "> 0")
-        for name in (
-            "alpha",
-            "gamma",
-            "eta",
-            "kappa",
-            "lambda_step",
-            "lambda_max",
-            "weight_decay",
-            "pareto_increase",
-            "cost_head_weight",
-        ):
-            _require(self, name, getattr(self, name) >= 0, ">= 0")
-        for name in ("rtg_scale", "ctg_scale"):
-            value = getattr(self, name)
-            _require(self, name, value is None or value > 0, "> 0 or None")
-        _require(self, "log_std_range", self.log_std_range[0] < self.log_std_range[1], "low < high")
-        _require(
-            self,
-            "embedding_size",
-            self.embedding_size % self.n_heads == 0,
-            f"a multiple of n_heads ({self.n_heads})",
-        )
-        for name, kind in (
-            ("weighting", Weighting),
-            ("sampling", Sampling),
-            ("kappa_mode", KappaMode),
-            ("ctg_shape", TokenShape),
-            ("positions", Positions),
-            ("cost_reduction", CostReduction),
-        ):
-            _require(self, name, getattr(self, name) in get_args(kind), f"one of {get_args(kind)}")
+        check_fields(self, {**BASE_RULES, **_RULES})
+
+    @property
+    def critic_signals(self) -> tuple[str, ...]:
+        """What the critics of the terms that act estimate: reward, cost."""
+        return ("reward",) * self.q_guidance + ("cost",) * self.cost_penalty
 
     @property
     def uses_critics(self) -> bool:
         """Whether any critic term acts."""
-        return self.q_guidance or self.cost_penalty
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, as stored in a checkpoint."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Config:
-        """The inverse of `to_dict` after a trip through JSON."""
-        known = {field.name for field in fields(cls)}
-        unknown = sorted(set(values) - known)
-        if unknown:
-            raise InvalidArgumentError(f"Unknown config fields: {unknown}.")
-        plain: dict[str, Any] = {
-            name: tuple(v) if isinstance(v, list) else v for name, v in values.items()
-        }
-        return cls(**plain)
+        return bool(self.critic_signals)
 
 
-def _require(config: Config, name: str, holds: bool, rule: str) -> None:
-    if not holds:
-        raise InvalidArgumentError(f"`{name}` must be {rule}, got {getattr(config, name)!r}.")
-
+_RULES: dict[str, Rule] = {
+    "n_layers n_heads embedding_size context_length critic_width": (lambda v, _: v >= 1, ">= 1"),
+    "critic_layers": (lambda v, _: v >= 2, ">= 2"),
+    "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
+    "warmup_steps shield_candidates": (lambda v, _: v >= 0, ">= 0"),
+    "dropout attention_dropout discount cost_discount budget_margin": (
+        lambda v, _: 0 <= v < 1,
+        "in [0, 1)",
+    ),
+    "critic_start target_rate expert_fraction target_quantile pareto_fraction relabel_fraction "
+    "final_learning_rate": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
+    "critic_learning_rate max_grad_norm critic_max_grad_norm max_weight initial_temperature": (
+        lambda v, _: v > 0,
+        "> 0",
+    ),
+    "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight": (
+        lambda v, _: v >= 0,
+        ">= 0",
+    ),
+    "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
+    "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
+    "weighting": one_of(Weighting),
+    "sampling": one_of(Sampling),
+    "kappa_mode": one_of(KappaMode),
+    "ctg_shape": one_of(TokenShape),
+    "positions": one_of(Positions),
+    "cost_reduction": one_of(CostReduction),
+    "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
+    "shield_candidates": (
+        lambda v, c: not v or c.cost_penalty,
+        "0 without `cost_penalty`: the shield needs a cost critic",
+    ),
+}
 
 DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_candidates")
 """Fields that can be changed after training."""
@@ -329,15 +282,7 @@ def make_config(preset: str = "paper", variant: str | None = None, **overrides: 
     Raises:
         InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
     """
-    if preset not in PRESETS:
-        raise InvalidArgumentError(f"`preset` must be one of {tuple(PRESETS)}, got {preset!r}.")
     name = (variant or ("rcdt" if preset == "paper" else "rcdt-plus")).lower()
     if name not in VARIANTS:
         raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
-    known = {field.name for field in fields(Config)}
-    unknown = sorted(set(overrides) - known)
-    if unknown:
-        raise InvalidArgumentError(
-            f"Unknown config fields: {unknown}. `rcdt_agent.config.Config` lists them."
-        )
-    return replace(Config(), **{**PRESETS[preset], **VARIANTS[name], "variant": name, **overrides})
+    return preset_config(Config, PRESETS, preset, VARIANTS[name], {"variant": name}, overrides)

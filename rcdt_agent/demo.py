@@ -15,22 +15,20 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from rcdt_agent.agent import RCDT
-from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent._io import write_json
+from rcdt_agent.algorithms import RCDT
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.plots import plot_frontier, save_figure
-from rcdt_agent.tasks.speed_limit import ENV_ID, optimal_return, record_drivers
+from rcdt_agent.tasks.speed_limit import optimal_return
 
 BALL_CIRCLE = Path(__file__).parent / "demo_data" / "OfflineBallCircle-v0-demo.hdf5"
-SPEED_BUDGETS = (2.0, 5.0, 10.0, 20.0, 40.0)
 SPEED_STEPS, BALL_STEPS = 1_500, 8_000
 
 
 def train_speed_limit(folder: Path, total_steps: int = SPEED_STEPS) -> BudgetReport:
     """Train on 1000 drivers, evaluate at five budgets, and write everything to `folder`."""
-    data = TrajectoryDataset.from_arrays(**record_drivers(1000), name="SpeedLimit drivers")
-    agent = RCDT(preset="tiny", seed=0).learn(data, total_steps)
-    report = agent.evaluate(ENV_ID, SPEED_BUDGETS, n_episodes=20, n_envs=50)
+    agent = RCDT.from_dsrl("SpeedLimit", preset="tiny", seed=0).learn(total_steps=total_steps)
+    report = agent.evaluate(n_episodes=20, n_envs=50)
     _store(agent, report, folder, "speed_limit")
     return report
 
@@ -93,13 +91,13 @@ def main(folder: Path = Path("demo")) -> None:
 
 
 def _store(agent: RCDT, report: BudgetReport, folder: Path, name: str) -> None:
-    assert agent.targets is not None
+    outcomes = agent.policy.outcomes
     agent.save(folder / f"{name}.zip")
     content = json.loads(report.to_json())
     if name == "speed_limit":
         content["table"] = speed_limit_table(report)
-    (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n")
-    figure = plot_frontier(agent.targets.returns, agent.targets.costs, content)
+    write_json(folder / f"{name}.json", content)
+    figure = plot_frontier(outcomes.returns, outcomes.costs, content)
     save_figure(figure, folder / f"{name}.png")
 
 

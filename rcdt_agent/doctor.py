@@ -10,7 +10,6 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from rcdt_agent import kernels
 from rcdt_agent.tasks.download import dataset_dir
 from rcdt_agent.tasks.registry import DSRL_TASKS, SUITES, Suite
 from rcdt_agent.tasks.simulators import is_installed
@@ -109,20 +108,6 @@ def check_device() -> Check:
     return Check(name="device", status="ok", detail=f"{name} ({detail})")
 
 
-def check_kernels() -> Check:
-    """Whether the compiled programs for processors are there."""
-    name, found = "compiled kernels", kernels.instruction_set()
-    if found is not None:
-        return Check(name=name, status="ok", detail=found)
-    if os.environ.get(kernels.VARIABLE) == "0":
-        return Check(name=name, status="missing", detail=f"switched off by {kernels.VARIABLE}=0")
-    return Check(
-        name=name,
-        status="missing",
-        detail="slower without: install again from source where there is a C compiler",
-    )
-
-
 def check_datasets() -> Check:
     """Where dataset files are looked for and how many of DSRL's are there."""
     folder = dataset_dir()
@@ -143,7 +128,6 @@ def run_checks() -> list[Check]:
         python,
         *check_packages(),
         check_device(),
-        check_kernels(),
         check_datasets(),
         *(check_simulator(suite) for suite in SUITES),
     ]

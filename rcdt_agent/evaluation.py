@@ -3,53 +3,34 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
+from rcdt_agent._io import write_text
+from rcdt_agent._types import Float64Array
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.targets import ReturnTargets
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.env_step import read_step
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.progress import progress
-from rcdt_agent.steps import read_step
-from rcdt_agent.tasks.registry import Task
+from rcdt_agent.stats import bootstrap_interval, normalized_score
+from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
+from rcdt_agent.tasks.simulators import make_env
+
+if TYPE_CHECKING:
+    from rcdt_agent.algorithms.agent import Agent
 
 Env = gym.Env[Any, Any]
 EnvSource = str | Env | Callable[[], Env] | None
-Floats = npt.NDArray[np.float64]
 
-_BOOTSTRAP = 2000
-
-
-class BudgetPolicy(Protocol):
-    """What can be evaluated: an `RCDT`, or a policy that knows no budget in `BudgetBlind`."""
-
-    task: Task | None
-    targets: ReturnTargets | None
-
-    @property
-    def trained_on_published_data(self) -> bool:
-        """Whether DSRL's published range normalises the returns."""
-
-    def resolve_target(self, cost_budget: float, target_return: Any) -> float:
-        """The return that an episode at this budget is asked for."""
-
-    def begin(
-        self, n_envs: int = 1, *, cost_budget: npt.ArrayLike, target_return: npt.ArrayLike
-    ) -> AgentState:
-        """A state for episodes about to start."""
-
-    def predict(
-        self, observation: Any, state: Any, episode_start: Any, deterministic: bool
-    ) -> tuple[npt.NDArray[np.float32], AgentState]:
-        """Actions for a batch, and the state to hand back."""
+_DEFAULT_N_ENVS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +39,7 @@ class BudgetResult:
 
     Attributes:
         budget: The cost budget.
-        target_return: The return that was asked for.
+        target_return: The return that was asked for; None of an algorithm that is not asked.
         returns: Return of each episode.
         costs: Cost of each episode.
         mean_return: Mean of `returns`.
@@ -73,7 +54,7 @@ class BudgetResult:
     """
 
     budget: float
-    target_return: float
+    target_return: float | None
     returns: tuple[float, ...]
     costs: tuple[float, ...]
     mean_return: float
@@ -137,14 +118,12 @@ class BudgetReport:
         """The whole report as JSON, also written to `path` if given."""
         text = json.dumps({**asdict(self), "passed": self.passed}, indent=2)
         if path is not None:
-            target = Path(path)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text + "\n")
+            write_text(Path(path), text + "\n")
         return text
 
 
 def evaluate_budgets(
-    agent: BudgetPolicy,
+    agent: Agent[Any, Any],
     env: EnvSource = None,
     budgets: Sequence[float] | None = None,
     *,
@@ -162,7 +141,7 @@ def evaluate_budgets(
     the report does not depend on how it was computed.
 
     Args:
-        agent: A trained agent, or any other `BudgetPolicy`.
+        agent: Any trained algorithm; one that knows no budget acts the same at each.
         env: A task or environment id, a function that makes one, one environment (used alone, in
             this process), or None for the agent's task.
         budgets: Cost budgets; default: those of the agent's task.
@@ -187,77 +166,83 @@ def evaluate_budgets(
     n = 1 if given else min(n_envs or (_cores() if apart else most), len(jobs))
     queues = [jobs[i::n] for i in range(n)]
     seeds = [[seed + episode for _, episode in queue] for queue in queues]
-    makers: list[Callable[[], Env]] = [partial(_SeededEpisodes.around, make, s) for s in seeds]
+    makers: list[Callable[[], Env]] = [partial(SeededEpisodes.around, make, s) for s in seeds]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
-        returns, costs, shielded = _run(
-            agent, venv, queues, np.array(budgets), np.array(targets), n_episodes, deterministic,
-            progress_bar,
-        )  # fmt: skip
+        returns, costs, shielded = _roll_out(
+            agent, venv, queues, budgets, targets, n_episodes, deterministic, progress_bar
+        )
     finally:
         if not given:
             venv.close()
-    low, high, source = _reference(agent)
+    score_range, source = _reference(agent)
     results = tuple(
-        _summarize(budget, target, returns[i], costs[i], (low, high), seed, shielded[i])
+        _summarize(budget, target, returns[i], costs[i], score_range, seed, shielded[i])
         for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
     )
     return BudgetReport(
-        env=name, seed=seed, return_range=(low, high), range_source=source, results=results
+        env=name, seed=seed, return_range=score_range, range_source=source, results=results
     )
 
 
-def task_budgets(agent: BudgetPolicy, budgets: Sequence[float] | None) -> Sequence[float]:
+def task_budgets(agent: Agent[Any, Any], budgets: Sequence[float] | None) -> Sequence[float]:
     """The given budgets, or those of the agent's task."""
     if budgets is not None:
         return budgets
     if agent.task is None:
-        raise InvalidArgumentError("`budgets` must be given for an agent without a DSRL task.")
+        raise InvalidArgumentError("`budgets` must be given for an agent without a task.")
     return agent.task.budgets
 
 
-class _SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Resets with the next seed of a list, however the vector environment resets."""
 
     def __init__(self, env: Env, seeds: Sequence[int]) -> None:
+        """Use up `seeds`, one per reset; afterwards resets are not seeded."""
         super().__init__(env)
         self._seeds = list(seeds)
 
     @classmethod
-    def around(cls, make: Callable[[], Env], seeds: Sequence[int]) -> _SeededEpisodes:
+    def around(cls, make: Callable[[], Env], seeds: Sequence[int]) -> SeededEpisodes:
+        """Wrap the environment that `make` makes."""
         return cls(make(), seeds)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
+        """Reset with the next seed of the list, whatever the caller's."""
         own = self._seeds.pop(0) if self._seeds else None
         return self.env.reset(seed=own, options=options)
 
     def step(self, action: Any) -> Any:
+        """Five values, the cost in `info`."""
         obs, reward, _, terminated, truncated, info = read_step(self.env.step(action))
         return obs, reward, terminated, truncated, info
 
 
-def _run(
-    agent: BudgetPolicy,
+def _roll_out(
+    agent: Agent[Any, Any],
     venv: VecEnv,
     queues: list[list[tuple[int, int]]],
-    budgets: Floats,
-    targets: Floats,
+    budgets: Sequence[float],
+    targets: Sequence[float | None],
     n_episodes: int,
     deterministic: bool,
     progress_bar: bool,
-) -> tuple[Floats, Floats, Floats]:
+) -> tuple[Float64Array, Float64Array, Float64Array]:
     """Returns and costs (budgets, episodes), and the shield's share of all steps (budgets,).
 
-    Environment i works off queue i of the jobs.
+    Environment i works off queue i of (budget, episode). Rewards and costs are summed here, from
+    the steps.
     """
     n = len(queues)
     returns, costs, steps, shielded = np.zeros((4, len(budgets), n_episodes))
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
-    state = agent.begin(n, cost_budget=budgets[current], target_return=targets[current])
+    # An agent that is not asked for a return knows no budget either.
+    asked, allowed = np.array([t or 0.0 for t in targets]), np.array(budgets, dtype=float)
+    state = agent.begin(n, cost_budget=allowed[current], target_return=asked[current])
     starts = np.zeros(n, dtype=bool)
     obs: Any = venv.reset()
     with progress(progress_bar, total=returns.size, unit="episode", leave=False) as bar:
@@ -265,45 +250,48 @@ def _run(
             actions, state = agent.predict(obs, state, starts, deterministic)
             obs, rewards, dones, infos = venv.step(actions)
             step_costs = np.array([float(info["cost"]) for info in infos])
-            state = state.observe(rewards, step_costs)
-            starts = dones.copy()
+            replaced = np.zeros(n, dtype=bool)
+            if isinstance(state, AgentState):
+                replaced = state.shielded
+                state = state.observe(rewards, step_costs)
+            for i in np.flatnonzero(active):
+                job = queues[i][place[i]]
+                returns[job] += rewards[i]
+                costs[job] += step_costs[i]
+                steps[job] += 1
+                shielded[job] += replaced[i]
             for i in np.flatnonzero(dones & active):
-                budget, episode = queues[i][place[i]]
-                returns[budget, episode] = state.total_return[i]
-                costs[budget, episode] = state.total_cost[i]
-                steps[budget, episode] = state.steps[i]
-                shielded[budget, episode] = state.interventions[i]
                 bar.update()
                 place[i] += 1
                 active[i] = place[i] < len(queues[i])
                 if active[i]:
                     current[i] = queues[i][place[i]][0]
-            if dones.any():
-                state = state.with_targets(targets[current], budgets[current])
+            starts = dones.copy()
+            if dones.any() and isinstance(state, AgentState):
+                state = state.with_targets(asked[current], allowed[current])
     return returns, costs, shielded.sum(1) / steps.sum(1)
 
 
 def _summarize(
     budget: float,
-    target: float,
-    returns: Floats,
-    costs: Floats,
+    target: float | None,
+    returns: Float64Array,
+    costs: Float64Array,
     return_range: tuple[float, float],
     seed: int,
     interventions: float,
 ) -> BudgetResult:
-    low, high = return_range
     mean_return, mean_cost = float(returns.mean()), float(costs.mean())
     return BudgetResult(
         budget=float(budget),
-        target_return=float(target),
+        target_return=target,
         returns=tuple(map(float, returns)),
         costs=tuple(map(float, costs)),
         mean_return=mean_return,
         mean_cost=mean_cost,
         return_interval=bootstrap_interval(returns, seed),
         cost_interval=bootstrap_interval(costs, seed),
-        normalized_return=(mean_return - low) / (high - low),
+        normalized_return=float(normalized_score(mean_return, return_range)),
         normalized_cost=mean_cost / budget if budget > 0 else None,
         passed=bool(mean_cost <= budget),
         over_budget=float(np.mean(costs > budget)),
@@ -311,33 +299,18 @@ def _summarize(
     )
 
 
-def bootstrap_interval(values: Floats, seed: int = 0) -> tuple[float, float]:
-    """95 % percentile bootstrap interval of the mean."""
-    rng = np.random.default_rng(seed)
-    draws = rng.integers(0, len(values), (_BOOTSTRAP, len(values)))
-    low, high = np.quantile(np.asarray(values)[draws].mean(1), [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _reference(agent: BudgetPolicy) -> tuple[float, float, str]:
+def _reference(agent: Agent[Any, Any]) -> tuple[tuple[float, float], str]:
     """The range that normalises returns, and its name."""
-    assert agent.targets is not None
-    published = agent.trained_on_published_data
-    if agent.task is not None and published:
-        return *agent.task.return_range, f"DSRL's published range of {agent.task.name}"
-    low, high = float(agent.targets.returns.min()), float(agent.targets.returns.max())
-    return low, high if high > low else low + 1.0, "the training data's own range"
+    if agent.task is not None and agent.provenance.published:
+        return agent.task.return_range, f"DSRL's published range of {agent.task.name}"
+    return agent.policy.outcomes.return_range, "the training data's own range"
 
 
-def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], str, int]:
+def _env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:
     """A function that makes the environment, its name, and how many to make in one process."""
-    from rcdt_agent.errors import UnknownTaskError
-    from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
-    from rcdt_agent.tasks.simulators import make_env
-
     if env is None:
         if agent.task is None:
-            raise InvalidArgumentError("`env` must be given for an agent without a DSRL task.")
+            raise InvalidArgumentError("`env` must be given for an agent without a task.")
         env = agent.task.id
     if isinstance(env, str):
         try:
@@ -346,13 +319,11 @@ def _env_maker(agent: BudgetPolicy, env: EnvSource) -> tuple[Callable[[], Env], 
         except UnknownTaskError:
             if env not in gym.registry:
                 raise
-            return partial(gym.make, env), env, 16
+            return partial(gym.make, env), env, _DEFAULT_N_ENVS
     if isinstance(env, gym.Env):
         return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), 1
-    return env, getattr(env, "__name__", "environment"), 16
+    return env, getattr(env, "__name__", "environment"), _DEFAULT_N_ENVS
 
 
 def _cores() -> int:
-    import os
-
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

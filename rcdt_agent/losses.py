@@ -63,6 +63,11 @@ def expert_weights(is_expert: Tensor, alpha: float) -> Tensor:
     return 1.0 + alpha * is_expert.float()
 
 
+def effective_sample_size(weights: Tensor) -> Tensor:
+    """Kish's effective sample size of weights (B,), as a share of B."""
+    return weights.sum() ** 2 / weights.square().sum() / len(weights)
+
+
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Mean of `values` where `mask` is True; the only reducer over padded windows.
 
@@ -93,6 +98,17 @@ def gaussian_entropy(log_std: Tensor) -> Tensor:
     return log_std.mean(-1) + 0.5 * math.log(2 * math.pi * math.e)
 
 
+def temperature_loss(temperature: Tensor, entropy: Tensor, target: float) -> Tensor:
+    """Raises the entropy temperature where the entropy is below its target, else lowers it.
+
+    Args:
+        temperature: () the coefficient that is learned.
+        entropy: () of the policy; a constant here.
+        target: Wanted entropy.
+    """
+    return temperature * (entropy.detach() - target)
+
+
 def weighted_nll(log_prob: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
     r"""Weighted imitation: - W_tau log pi(a_t | s_t, R_t, C_t, tau), Eq. (wcdt-loss).
 
@@ -107,22 +123,33 @@ def weighted_nll(log_prob: Tensor, weights: Tensor, mask: Tensor) -> Tensor:
     return -masked_mean(weights[:, None] * log_prob, mask)
 
 
-def q_guidance(q_a: Tensor, q_b: Tensor, mask: Tensor) -> Tensor:
+def q_scale(q_b: Tensor, mask: Tensor) -> Tensor:
+    r"""Mean magnitude of one twin's values, a constant for the gradient: the unit of Q guidance.
+
+    It is a statistic of the whole batch: micro-batches are given that of their batch.
+
+    Args:
+        q_b: (B, T) values at the policy's actions.
+        mask: (B, T) bool.
+    """
+    return masked_mean(q_b.detach().abs(), mask).clamp(min=1e-6)
+
+
+def q_guidance(q_a: Tensor, scale: Tensor, mask: Tensor) -> Tensor:
     r"""Value of the policy's own actions, the term E[Q(s_t, a_t)] of Eq. (algwb-loss).
 
-    Differs: divided by the mean magnitude of the other twin (a constant for the gradient), as in
-    QT: one grid of eta serves returns from 15 to 3400.
+    Differs: divided by `q_scale` of the other twin, as in QT: one grid of eta serves returns from
+    15 to 3400.
 
     Args:
         q_a: (B, T) one twin's values at the policy's actions.
-        q_b: (B, T) the other twin's; only its size is used.
+        scale: () from `q_scale`.
         mask: (B, T) bool.
 
     Returns:
         The scaled mean value; the policy loss subtracts eta times it.
     """
-    size = masked_mean(q_b.detach().abs(), mask).clamp(min=1e-6)
-    return masked_mean(q_a, mask) / size
+    return masked_mean(q_a, mask) / scale
 
 
 def cost_penalty(cost_values: Tensor, mask: Tensor) -> Tensor:

@@ -62,9 +62,9 @@ def to_svg(figure: Figure, name: str) -> str:
 def plot_return_cost(
     returns: Floats,
     costs: Floats,
-    weights: npt.ArrayLike,
+    weights: npt.ArrayLike | None = None,
     *,
-    cost_limit: float,
+    cost_limit: float | None = None,
     budgets: Sequence[float] = (),
     title: str = "",
     size: Size = _SIZE,
@@ -74,27 +74,24 @@ def plot_return_cost(
     Args:
         returns: (M,) returns of the trajectories.
         costs: (M,) their costs.
-        weights: (M,) trajectory weights, Eq. (w-def).
+        weights: (M,) trajectory weights, Eq. (w-def); None: all points alike.
         cost_limit: c_lim of the weights, drawn as a line.
         budgets: Cost budgets, drawn as ticks on the cost axis.
         title: Above the picture.
         size: Width and height in inches.
     """
-    weight = np.asarray(weights)
-    order = np.argsort(weight)  # heavy trajectories on top
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
-    points = axes.scatter(
-        costs[order],
-        returns[order],
-        c=weight[order],
-        s=14,
-        cmap=_WEIGHT_COLOURS,
-        linewidths=0,
-        label="trajectory",
-        rasterized=True,
-    )
-    figure.colorbar(points, label="weight W (mean 1)")
+    points: dict[str, Any] = {"s": 14, "linewidths": 0, "label": "trajectory", "rasterized": True}
+    if weights is None:
+        axes.scatter(costs, returns, color="silver", **points)
+    else:
+        weight = np.asarray(weights)
+        order = np.argsort(weight)  # heavy trajectories on top
+        drawn = axes.scatter(
+            costs[order], returns[order], c=weight[order], cmap=_WEIGHT_COLOURS, **points
+        )
+        figure.colorbar(drawn, label="weight W (mean 1)")
     frontier = non_dominated(returns, costs)
     axes.step(
         [*frontier.costs, max(float(costs.max()), *budgets, float(frontier.costs[-1]))],
@@ -104,7 +101,8 @@ def plot_return_cost(
         linewidth=1.2,
         label="frontier of the data",
     )
-    axes.axvline(cost_limit, color="grey", linestyle="--", linewidth=1, label="$c_{lim}$ of W")
+    if cost_limit is not None:
+        axes.axvline(cost_limit, color="grey", linestyle="--", linewidth=1, label="$c_{lim}$ of W")
     _mark_budgets(axes, budgets)
     axes.set_xlabel("cost of the trajectory")
     axes.set_ylabel("return of the trajectory")
@@ -255,7 +253,10 @@ def learning_curves(log: Sequence[dict[str, float]]) -> dict[str, tuple[str, ...
         title: tuple(name for name in names if any(f"train/{name}" in row for row in log))
         for title, names in _CURVES
     }
-    return {title: names for title, names in found.items() if names}
+    shown = {title: names for title, names in found.items() if names}
+    if not shown and any("train/loss" in row for row in log):
+        return {"loss": ("loss",)}
+    return shown
 
 
 def plot_learning_curve(

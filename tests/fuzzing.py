@@ -27,10 +27,9 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from rcdt_agent import RCDT, TrajectoryDataset
-from rcdt_agent.baselines import BC
+from rcdt_agent import BC, RCDT, OfflineAlgorithm, TrajectoryDataset
 from rcdt_agent.checkpoint import META, TENSORS
-from rcdt_agent.errors import CheckpointError, DatasetError
+from rcdt_agent.errors import CheckpointError, DatasetError, InvalidArgumentError
 
 SECONDS_A_FILE = 10
 MEGABYTES_A_FILE = 1000
@@ -194,7 +193,7 @@ def zip_trick(kind: str, base: bytes) -> bytes:
         return zipped([(META, text), (TENSORS, members[TENSORS])])
     if kind in ("huge layers", "huge width", "huge context"):
         meta = json.loads(members[META])
-        settings = meta.get("config") or meta["settings"]
+        settings = meta["config"]
         for name in {"huge layers": ["n_layers"], "huge width": ["embedding_size", "width"],
                      "huge context": ["context_length", "batch_size"]}[kind]:  # fmt: skip
             if name in settings:
@@ -202,10 +201,10 @@ def zip_trick(kind: str, base: bytes) -> bytes:
         return zipped([(META, json.dumps(meta).encode()), (TENSORS, members[TENSORS])])
     if kind == "negative length":
         meta = json.loads(members[META])
-        if "config" in meta:
-            rows = meta["episode_length"] + meta["config"]["context_length"]
+        if "episode_length" in meta["policy"]:
+            rows = meta["policy"]["episode_length"] + meta["config"]["context_length"]
             meta["config"]["context_length"] = 2**40
-            meta["episode_length"] = rows - 2**40
+            meta["policy"]["episode_length"] = rows - 2**40
         return zipped([(META, json.dumps(meta).encode()), (TENSORS, members[TENSORS])])
     out = bytearray(base)
     directory = out.index(b"PK\x01\x02")
@@ -367,16 +366,28 @@ def read_dataset(path: Path) -> None:
 
 def read_agent(path: Path) -> None:
     agent = RCDT.load(path, device="cpu")
-    action, state = agent.predict(np.zeros((2, 4), np.float32))
-    assert action.shape == (2, 1) and np.isfinite(action).all()
-    agent.predict(np.ones((2, 4), np.float32), state.observe(1.0, 1.0))
+    state = acts(agent)
+    if state is not None:
+        agent.predict(np.ones((2, *agent.observation_space.shape)), state.observe(1.0, 1.0))
     agent.set_cost_budget(3.0)
     agent.save(io.BytesIO())
 
 
 def read_policy(path: Path) -> None:
-    action, _ = BC.load(path).predict(np.zeros((2, 4), np.float32))
-    assert action.shape == (2, 1) and np.isfinite(action).all()
+    acts(BC.load(path))
+
+
+def acts(agent: OfflineAlgorithm) -> object:
+    """Act in the spaces of the file; an agent of no steps says that it is untrained."""
+    obs = np.zeros((2, *agent.observation_space.shape), np.float32)
+    if agent.num_timesteps == 0:
+        with contextlib.suppress(InvalidArgumentError):
+            agent.predict(obs)
+            raise AssertionError("an untrained agent acted")
+        return None
+    action, state = agent.predict(obs)
+    assert action.shape == (2, *agent.action_space.shape) and np.isfinite(action).all()
+    return state
 
 
 READERS = {

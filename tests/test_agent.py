@@ -36,8 +36,8 @@ def test_from_dsrl_uses_the_cached_file_and_the_task(ball_file):
     assert agent.task.id == "OfflineBallRun-v0"
     assert len(agent.dataset) == 12
     assert agent.cost_budget == 20.0  # the suite's middle budget
-    assert agent.cost_limit == 20.0
-    assert agent.episode_length == 100  # the task's, longer than the data's
+    assert agent.policy.cost_limit == 20.0
+    assert agent.policy.episode_length == 100  # the task's, longer than the data's
     agent.learn(total_steps=3)
     assert agent.num_timesteps == 3
     assert RCDT.from_dsrl("BallRun", preset="tiny").dataset.fingerprint == agent.dataset.fingerprint
@@ -69,6 +69,8 @@ def test_learn_refuses(drivers, dataset):
         RCDT(**QUICK).learn()
     with pytest.raises(InvalidArgumentError, match="`total_steps` must be >= 1"):
         RCDT(**QUICK).learn(drivers, -1)
+    with pytest.raises(InvalidArgumentError, match="`total_steps` must be >= 1, got 0"):
+        RCDT(**QUICK).learn(drivers, 0)
     agent = RCDT(gym.make(ENV_ID), **QUICK)
     with pytest.raises(DatasetError, match="have size 3, but the environment's have size 4"):
         agent.learn(dataset)
@@ -83,7 +85,7 @@ def test_data_without_any_cost(drivers):
 
     safe = replace(drivers, costs=np.zeros_like(drivers.costs))
     agent = RCDT(**QUICK).learn(safe, 2)
-    assert agent.cost_budget == agent.scaling.ctg_scale == 1.0
+    assert agent.cost_budget == agent.policy.normalizer.ctg_scale.item() == 1.0
     assert np.isfinite(agent.predict(drivers.observations[0])[0]).all()
 
 
@@ -107,7 +109,9 @@ def test_same_seed_same_agent_and_nobodys_randomness_is_touched(drivers):
     for a, b in zip(one.policy.parameters(), two.policy.parameters(), strict=True):
         assert torch.equal(a, b)
     other = RCDT(**{**QUICK, "seed": 4}).learn(drivers)
-    assert not torch.equal(other.policy.mean.weight, one.policy.mean.weight)
+    assert not torch.equal(
+        other.policy.transformer.head.linear.weight, one.policy.transformer.head.linear.weight
+    )
 
 
 def test_predict_single_batch_and_sampled(agent, drivers):
@@ -120,6 +124,9 @@ def test_predict_single_batch_and_sampled(agent, drivers):
     np.testing.assert_allclose(actions[0], action, atol=1e-5)
     draws = [agent.predict(obs[0], deterministic=False)[0] for _ in range(5)]
     assert len({float(draw[0]) for draw in draws}) > 1
+    torch.manual_seed(1)  # sampling has a generator of its own, which the agent's seed begins
+    agent.set_random_seed(agent.seed)
+    assert [agent.predict(obs[0], deterministic=False)[0] for _ in range(5)] == draws
 
 
 def test_many_environments_at_once_equal_one_by_one(agent, drivers):
@@ -141,6 +148,14 @@ def test_many_environments_at_once_equal_one_by_one(agent, drivers):
             action, state = agent.predict(obs[t, i], state, starts[t, i : i + 1])
             np.testing.assert_allclose(action, batched[t][i], atol=1e-5)
             state = state.observe(rewards[t, i], costs[t, i])
+
+
+def test_acting_in_chunks_is_acting_at_once(agent, drivers, monkeypatch):
+    obs = drivers.observations[:7]
+    together, _ = agent.predict(obs)
+    monkeypatch.setattr("rcdt_agent.deploy.policy.CPU_CHUNK", 1)  # one environment at a time
+    apart, _ = agent.predict(obs)
+    np.testing.assert_allclose(apart, together, atol=1e-6)
 
 
 def test_a_frozen_token_never_passes_silently(agent, drivers):
@@ -175,11 +190,21 @@ def test_untrained_agents_say_so():
         _ = agent.cost_budget
 
 
+def test_data_without_training_give_targets_but_no_actions(drivers):
+    """After `set_dataset` an environment can be wrapped, for callbacks; nothing acts yet."""
+    agent = RCDT(cost_budget=10, **QUICK)
+    agent.set_dataset(drivers)
+    assert agent.wrap(gym.make(ENV_ID)).target_return == agent.target_return
+    with pytest.raises(InvalidArgumentError, match="call `learn` first"):
+        agent.predict(drivers.observations[0])
+
+
 def test_budget_and_target(agent, drivers):
     agent.set_cost_budget(10)
     assert agent.cost_budget == 10
     asked = 10 * (1 - agent.config.budget_margin)
-    assert agent.target_return == pytest.approx(agent.targets.auto(asked))
+    outcomes, quantile = agent.policy.outcomes, agent.config.target_quantile
+    assert agent.target_return == pytest.approx(outcomes.target_return(asked, quantile))
     low = agent.target_return
     agent.set_cost_budget(30)
     assert agent.target_return > low
@@ -209,13 +234,9 @@ def test_budget_in_mid_episode_reaches_state_and_wrapper(agent, drivers):
     _, state = agent.predict(obs, state)
     assert state.cost_to_go[0] == 22
     assert state.ctg[0, :2].tolist() == [25, 22]
-    wrapped, *_ = env.step(np.zeros(1, np.float32))
+    wrapped, reward, *_ = env.step(np.zeros(1, np.float32))
     assert wrapped["ctg"][0] == 25
-    assert wrapped["rtg"][0] == pytest.approx(agent.target_return - drivers_reward(env), rel=1e-5)
-
-
-def drivers_reward(env):
-    return env._earned
+    assert wrapped["rtg"][0] == pytest.approx(agent.target_return - reward, rel=1e-5)
 
 
 def test_own_budgets_do_not_follow_the_agent(agent, drivers):
@@ -304,7 +325,7 @@ def test_parameters(agent, drivers):
     obs = drivers.observations[:3]
     before, _ = agent.predict(obs)
     with torch.no_grad():
-        agent.policy.mean.bias += 0.3
+        agent.policy.transformer.head.linear.bias += 0.3
     assert not np.allclose(agent.predict(obs)[0], before)
     agent.set_parameters(parameters)
     np.testing.assert_array_equal(agent.predict(obs)[0], before)
@@ -319,7 +340,7 @@ def test_going_on_spreads_the_learning_rate_anew(drivers):
     rates = []
 
     def note(local_values, global_values):
-        rates.append(agent.learner.policy_optimizer.param_groups[0]["lr"])
+        rates.append(agent.training.optimizers["policy"].param_groups[0]["lr"])
         return True
 
     agent.learn(total_steps=40, callback=note)

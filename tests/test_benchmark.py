@@ -19,12 +19,12 @@ import torch
 from conftest import QUICK
 from test_bullet_learning import record_balls
 
-from rcdt_agent import RCDT, TrajectoryDataset, evaluate_budgets
-from rcdt_agent.baselines import BC, BudgetBlind
-from rcdt_agent.benchmark import (
+from rcdt_agent import BC, RCDT, TrajectoryDataset, evaluate_budgets, load_agent
+from rcdt_agent.config import Config
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.benchmark import (
     Protocol,
     collect_results,
-    critic_error,
     dump_results,
     fill_page,
     find_published,
@@ -34,13 +34,16 @@ from rcdt_agent.benchmark import (
     results_tables,
     run_benchmark,
 )
-from rcdt_agent.benchmark.diagnostics import discounted_sums
-from rcdt_agent.benchmark.methods import DEPLOYMENT_FIELDS, EVALUATION_ARGUMENTS, SWITCHES
-from rcdt_agent.benchmark.pictures import draw_pictures
-from rcdt_agent.benchmark.results import figures, nested_interval
-from rcdt_agent.config import Config
-from rcdt_agent.deploy.targets import ReturnTargets
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.benchmark.methods import (
+    DEPLOYMENT_FIELDS,
+    EVALUATION_ARGUMENTS,
+    OTHER_ALGORITHMS,
+    SWITCHES,
+)
+from rcdt_agent.experiments.benchmark.plots import draw_frontiers
+from rcdt_agent.experiments.benchmark.results import summarize
+from rcdt_agent.experiments.diagnostics import critic_error, discounted_sums
+from rcdt_agent.stats import nested_bootstrap_interval
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
@@ -85,7 +88,7 @@ def test_what_a_method_name_means():
     assert method.deployment_id == "ctg_floor=null+target_return=paper"
     config = method.make_config("tiny", 7)
     assert (config.total_steps, config.eta, config.variant) == (7, 0.1, "rcdt")
-    assert parse_method("bc", ["eta=0.1"]).config == {}
+    assert parse_method("bc", ["eta=0.1"]).config == {}  # overrides are for variants of RCDT
     assert parse_method("rcdt+floor").training_id == "rcdt"
     assert (
         parse_method("rcdt+kappa_mode=episode").config == parse_method("rcdt+kappa-episode").config
@@ -96,7 +99,13 @@ def test_what_a_method_name_means():
     ("text", "message"),
     [
         ("ppo", "must begin with one of"),
-        ("bc+pareto", "bc takes no switches"),
+        ("bc+pareto", "'pareto' is a switch of RCDT's variants, bc takes FIELD=VALUE only"),
+        ("bc-safe+shield", "'shield' is a switch of RCDT's variants"),
+        ("bc+eta=0.1", "'eta=0.1' is not FIELD=VALUE with a field of .*BCConfig"),
+        ("bc+width=0", "`width` must be >= 1, got 0"),
+        ("bc-each", "must begin with one of"),
+        ("bc-safe-each+cost_budget=3", "takes `cost_budget` from the protocol"),
+        ("rcdt+variant=cdt", "'variant=cdt' is neither a switch"),
         ("rcdt+speed", "'speed' is neither a switch"),
         ("rcdt+width=3", "'width=3' is neither a switch"),
         ("rcdt+eta=-1", "`eta` must be >= 0, got -1"),
@@ -107,6 +116,24 @@ def test_what_a_method_name_means():
 def test_bad_method_names_are_refused(text, message):
     with pytest.raises(InvalidArgumentError, match=message):
         parse_method(text)
+
+
+def test_other_algorithms_as_methods():
+    assert OTHER_ALGORITHMS == ("bc", "bc-safe", "bc-safe-each")
+    method = parse_method("BC+width=64+learning-rate=0.01")
+    assert (method.algorithm, method.variant) == ("bc", None)
+    assert method.training_id == "bc+learning_rate=0.01+width=64"
+    config = method.make_config("tiny", 7, 2.0)
+    assert (config.width, config.learning_rate, config.total_steps) == (64, 0.01, 7)
+    assert not hasattr(config, "cost_budget")
+    # One that serves one budget takes the protocol's, unless the name says another.
+    safe, each = parse_method("bc-safe"), parse_method("bc-safe-each+width=8")
+    assert safe.make_config("tiny", None, 2.0).cost_budget == 2
+    assert parse_method("bc-safe+cost_budget=7").make_config("tiny", None, 2.0).cost_budget == 7
+    assert (each.algorithm, each.one_policy_per_budget) == ("bc-safe", True)
+    assert not safe.one_policy_per_budget
+    for name in ("cdt", "rcdt-plus", "tvcdt"):
+        assert (parse_method(name).algorithm, parse_method(name).variant) == ("rcdt", name)
 
 
 def test_switches_change_only_what_they_may():
@@ -170,7 +197,7 @@ def test_only_what_is_missing_is_done(file, tmp_path):
     assert training["config"]["total_steps"] == 12
     assert training["seconds"] > 0
     assert json.loads(dump_results(results)) == json.loads(json.dumps(results))
-    pictures = draw_pictures(tmp_path, results)
+    pictures = draw_frontiers(tmp_path, results)
     assert [path.name for path in pictures] == ["frontier-SpeedLimit.png"]
     assert pictures[0].stat().st_size > 10_000
 
@@ -179,7 +206,9 @@ def test_cells_are_what_the_library_gives(file, drivers, tmp_path):
     """Training and episodes of a cell are those of `RCDT` and `evaluate_budgets`."""
     run(tmp_path, file, ["cdt"], seeds=(3,))
     (cell,) = collect_results(tmp_path)["cells"]
-    agent = RCDT(preset="tiny", variant="cdt", seed=3, device="cpu").learn(drivers, 12)
+    agent = RCDT.from_dsrl(
+        "SpeedLimit", dataset=drivers, preset="tiny", variant="cdt", seed=3, device="cpu"
+    ).learn(total_steps=12)
     budgets = [result["budget"] for result in cell["evaluation"]["results"]]
     assert budgets == [2, 5, 10, 20, 40]
     report = evaluate_budgets(agent, ENV_ID, budgets, n_episodes=2, seed=3000)
@@ -190,19 +219,60 @@ def test_cells_are_what_the_library_gives(file, drivers, tmp_path):
     assert "--methods cdt --seeds 3 --preset tiny --episodes 2 --steps 12" in cell["command"]
 
 
+def test_other_algorithms_are_what_the_library_gives(file, drivers, tmp_path):
+    assert run(tmp_path, file, ["bc+width=16"], seeds=(2,)) == []
+    (cell,) = collect_results(tmp_path)["cells"]
+    agent = BC.from_dsrl("SpeedLimit", dataset=drivers, preset="tiny", width=16, seed=2,
+                         device="cpu").learn(total_steps=12)  # fmt: skip
+    report = evaluate_budgets(agent, n_episodes=2, seed=2000)
+    for ours, theirs in zip(cell["evaluation"]["results"], report.results, strict=True):
+        np.testing.assert_allclose(ours["returns"], theirs.returns, atol=1e-3)
+        assert ours["target_return"] is None
+    folder = tmp_path / "cells" / "SpeedLimit" / "bc+width=16" / "seed-2"
+    assert json.loads((folder / "run.json").read_text())["algorithm"] == "bc"
+    # A folder trained with other settings is not reused in silence, for any algorithm.
+    training = json.loads((folder / "training.json").read_text())
+    training["config"]["learning_rate"] = 0.5
+    (folder / "training.json").write_text(json.dumps(training))
+    next(folder.glob("evaluations/*")).unlink()
+    (failure,) = run(tmp_path, file, ["bc+width=16"], seeds=(2,))
+    assert "was trained with learning_rate=0.5" in failure.error
+
+
+def test_the_tasks_own_data(tmp_path):
+    """SpeedLimit needs no file: it is a task like any other."""
+    protocol = Protocol(preset="tiny", steps=3, episodes=1)
+    assert (
+        run_benchmark(
+            tmp_path, ["speedlimit-v0"], ["bc"], seeds=(0,), protocol=protocol, progress_bar=False
+        )
+        == []
+    )
+    results = collect_results(tmp_path)
+    task = results["tasks"]["SpeedLimit"]
+    assert (task["task"], task["dataset"], task["published"]) == (
+        "rcdt_agent/SpeedLimit-v0", None, False,
+    )  # fmt: skip
+    assert task["trajectories"] == 1000
+    assert task["return_range"] == pytest.approx(get_task("SpeedLimit").return_range)
+    assert task["range_source"] == "the range of returns in SpeedLimit drivers"
+    assert "--tasks SpeedLimit --methods bc" in results["cells"][0]["command"]
+
+
 def test_baselines_know_one_budget_or_each(file, drivers, tmp_path):
     assert run(tmp_path, file, ["bc-safe", "bc-safe-each"]) == []
     results = collect_results(tmp_path)
     one, each = (results["trainings"][cell["training"]] for cell in results["cells"])
+    assert (one["config"]["cost_budget"], each["config"]["cost_budget"]) == (2, 2)
     assert one["imitated_trajectories"] == {"policy": int((drivers.episode_costs <= 2).sum())}
     assert each["imitated_trajectories"] == {
         f"policy-{budget}": int((drivers.episode_costs <= budget).sum())
         for budget in (2, 5, 10, 20, 40)
     }
     first, second = (cell["evaluation"]["results"] for cell in results["cells"])
-    assert first[0]["returns"] == first[4]["returns"]  # deaf to the budget
-    assert second[0]["returns"] == first[0]["returns"]  # the same policy at the smallest
-    assert second[0]["returns"] != second[4]["returns"]
+    assert first[0]["returns"] == pytest.approx(first[4]["returns"])  # deaf to the budget
+    assert second[0]["returns"] == pytest.approx(first[0]["returns"])  # one policy at the smallest
+    assert second[0]["returns"] != pytest.approx(second[4]["returns"])
 
 
 def test_a_failed_cell_does_not_lose_the_others(drivers, tmp_path):
@@ -290,7 +360,7 @@ def test_killed_in_the_middle_and_started_again(file, tmp_path):
         "bc", "cdt", "rcdt", "rcdt+floor", "--seeds", "0", "--preset", "tiny", "--steps", "12",
         "--episodes", "2", "--output", str(tmp_path / "out"), "--workers", "2",
     ]  # fmt: skip
-    command = [sys.executable, "-c", "from rcdt_agent.cli import main; main()", *arguments]
+    command = [sys.executable, "-m", "rcdt_agent", *arguments]
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log)
         for _ in range(3000):
@@ -325,6 +395,65 @@ def test_killed_in_the_middle_and_started_again(file, tmp_path):
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
 
 
+# Dies at step 1500 of the policy in PLACE, by then with a checkpoint of step 1000.
+KILL = """
+import os, signal
+from rcdt_agent.algorithms.bc import BC
+
+step = BC.step
+
+def step_or_die(self):
+    if self.num_timesteps == 1500 and os.path.exists("PLACE/last.zip"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return step(self)
+
+BC.step = step_or_die
+"""
+
+
+@pytest.mark.slow
+def test_cells_of_other_algorithms_resume_after_a_kill(file, tmp_path):
+    """Killed at step 1500 of 2000: finished policies stay, the others go on from a checkpoint."""
+    arguments = [
+        "benchmark", "--tasks", "SpeedLimit", "--datasets", f"SpeedLimit={file}", "--methods",
+        "bc+width=8", "bc-safe+width=8", "bc-safe-each+width=8", "--seeds", "0", "--preset",
+        "tiny", "--steps", "2000", "--episodes", "1",
+    ]  # fmt: skip
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    command = [sys.executable, "-m", "rcdt_agent", *arguments, "--output"]
+    result = subprocess.run([*command, str(whole)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    cells = broken / "cells" / "SpeedLimit"
+    places = [
+        cells / "bc+width=8" / "seed-0",
+        cells / "bc-safe+width=8" / "seed-0",
+        cells / "bc-safe-each+width=8" / "seed-0" / "budget-10",
+    ]
+    for place in places:
+        code = f"{KILL.replace('PLACE', str(place))}\nfrom rcdt_agent.cli import main\nmain()"
+        killed = subprocess.run(
+            [sys.executable, "-c", code, *arguments, "--output", str(broken)],
+            capture_output=True, check=False,
+        )  # fmt: skip
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+        assert load_agent(place / "last.zip").num_timesteps == 1000
+        assert not (place / "agent.zip").exists()
+        assert not list((place if place.name == "seed-0" else place.parent).glob("training.json"))
+    before = {path: path.read_bytes() for path in broken.rglob("agent.zip")}
+    assert len(before) == 4  # bc, bc-safe, and the two smaller budgets of bc-safe-each
+    result = subprocess.run([*command, str(broken)], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert {path: path.read_bytes() for path in before} == before
+    agents = sorted(path.relative_to(whole) for path in whole.rglob("agent.zip"))
+    assert len(agents) == 7
+    for agent in agents:  # bit for bit as if nothing had happened
+        assert (broken / agent).read_bytes() == (whole / agent).read_bytes()
+    ours, theirs = (collect_results(folder) for folder in (broken, whole))
+    assert all(training["resumed"] for training in ours["trainings"].values())
+    for one, other in zip(ours["cells"], theirs["cells"], strict=True):
+        assert one["evaluation"]["results"] == other["evaluation"]["results"]
+
+
 @pytest.mark.slow
 @pytest.mark.simulator
 def test_a_real_task(tmp_path):
@@ -353,11 +482,9 @@ def test_a_real_task(tmp_path):
 # -------------------------------------------------------------------- baselines in evaluation
 
 
-def test_budget_blind_equals_the_plain_loop(drivers):
+def test_an_agent_that_knows_no_budget_equals_the_plain_loop(drivers):
     policy = BC(width=16, seed=1).learn(drivers, 50)
-    targets = ReturnTargets(returns=drivers.episode_returns, costs=drivers.episode_costs)
-    blind = BudgetBlind(policy, targets)
-    report = evaluate_budgets(blind, ENV_ID, [2, 10], n_episodes=3, seed=5, n_envs=4)
+    report = evaluate_budgets(policy, ENV_ID, [2, 10], n_episodes=3, seed=5, n_envs=4)
     for episode in range(3):
         env = gym.make(ENV_ID)
         obs, _ = env.reset(seed=5 + episode)
@@ -389,11 +516,12 @@ def test_critic_error_of_a_constant_critic(drivers):
     agent = RCDT(**{**QUICK, "critic_start": 0.1}).learn(drivers, 10)
     part = drivers.select(np.arange(4))
     assert not part.terminated.any()  # SpeedLimit ends by time only
+    critics = agent.policy.critics
     with torch.no_grad():
-        for parameter in agent.learner.critics.cost.parameters():
+        for parameter in critics.parameters():
             parameter.zero_()
-        agent.learner.critics.cost.layers[-1].bias.fill_(2.0)
-    constant = 2.0 * float(agent.learner.critics.cost.scale)
+        critics.layers[-1].bias.fill_(2.0)
+    constant = 2.0 * float(critics.unit("cost"))
     truth = []
     for i in range(4):
         costs = part.costs[part.offsets[i] : part.offsets[i + 1] - 1].astype(float)
@@ -408,7 +536,12 @@ def test_critic_error_of_a_constant_critic(drivers):
     assert found["bias"] == pytest.approx(gap.mean(), rel=1e-3)
     assert found["deviation"] == pytest.approx(np.std(truth), rel=1e-4)
     assert found["correlation"] == 0
+    assert set(critic_error(agent, part)) == {"reward", "cost"}
+    # Nothing to compare: no critics, not begun, or another algorithm.
     assert critic_error(RCDT(**{**QUICK, "variant": "cdt"}).learn(drivers, 3), part) == {}
+    late = RCDT(**{**QUICK, "critic_start": 1.0}).learn(drivers, 3)
+    assert critic_error(late, part) == {}
+    assert critic_error(BC(width=8, seed=0).learn(drivers, 3), part) == {}
 
 
 # -------------------------------------------------------------------- tables
@@ -468,23 +601,23 @@ WILD = ([[[90, 90], [90, 90]]] * 2, [[[30, 30], [30, 30]]] * 2)
 
 def test_figures_by_hand():
     results = by_hand(fast=FAST, slow=SLOW, wild=WILD)
-    fast = figures(results, "HopperVelocity", "fast")
+    fast = summarize(results, "HopperVelocity", "fast")
     assert fast.normalized_return == pytest.approx(0.70)
     assert fast.normalized_cost == pytest.approx((12 / 10 + 8 / 20) / 2)
     assert fast.safe and not fast.keeps_all and fast.kept == 1
     assert fast.over_budget == pytest.approx(0.25)  # two of eight episodes cost 14 > 10
     assert fast.return_interval == pytest.approx((0.70, 0.70))
-    slow = figures(results, "HopperVelocity", "slow")
+    slow = summarize(results, "HopperVelocity", "slow")
     assert slow.normalized_return == pytest.approx(0.45)
     assert slow.normalized_cost == pytest.approx((5 / 10 + 4 / 20) / 2)
     assert slow.keeps_all
     assert [b.mean_cost for b in slow.budgets] == [5, 4]
     assert slow.budgets[0].over_budget == pytest.approx(0.25)
     assert [b.seeds_passed for b in slow.budgets] == [2, 2]
-    wild = figures(results, "HopperVelocity", "wild")
+    wild = summarize(results, "HopperVelocity", "wild")
     assert not wild.safe
     assert wild.normalized_cost == pytest.approx((3 + 1.5) / 2)
-    assert figures(results, "HopperVelocity", "none") is None
+    assert summarize(results, "HopperVelocity", "none") is None
 
 
 def test_tables_by_hand():
@@ -538,12 +671,12 @@ def test_nested_interval():
     rng = np.random.default_rng(0)
     alike = rng.normal(0, 1, (5, 1, 200))
     apart = alike + np.array([-4.0, -2.0, 0.0, 2.0, 4.0])[:, None, None]
-    low, high = nested_interval(alike)
+    low, high = nested_bootstrap_interval(alike)
     assert low < alike.mean() < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(1000), rel=0.5)
-    wide = nested_interval(apart)  # seeds that differ weigh more than their episodes
+    wide = nested_bootstrap_interval(apart)  # seeds that differ weigh more than their episodes
     assert wide[1] - wide[0] == pytest.approx(2 * 1.96 * np.sqrt(8 / 5), rel=0.2)
-    assert nested_interval(np.full((2, 3, 4), 7.0)) == (7.0, 7.0)
+    assert nested_bootstrap_interval(np.full((2, 3, 4), 7.0)) == (7.0, 7.0)
 
 
 # -------------------------------------------------------------------- the paper's numbers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import pickle
 import zipfile
 
@@ -41,7 +42,7 @@ def test_contents_are_safetensors_and_json(trained):
     with zipfile.ZipFile(io.BytesIO(trained)) as archive:
         assert sorted(archive.namelist()) == [META, TENSORS]
         meta = json.loads(archive.read(META))
-    assert {"config", "scaling", "targets", "spaces", "versions", "fingerprint"} <= set(meta)
+    assert {"config", "policy", "spaces", "settings", "versions", "fingerprint"} <= set(meta)
     assert meta["versions"]["torch"] == torch.__version__
 
 
@@ -88,13 +89,16 @@ def test_a_flipped_bit_is_noticed(trained, tmp_path):
 
 
 class Bomb:
+    def __init__(self, path):
+        self.path = str(path)
+
     def __reduce__(self):
-        return (open, ("/tmp/rcdt_bomb_went_off", "w"))
+        return (os.mkdir, (self.path,))
 
 
 def test_a_pickle_inside_is_refused_and_not_run(trained, tmp_path):
     def plant(members):
-        members["data.pkl"] = pickle.dumps(Bomb())
+        members["data.pkl"] = pickle.dumps(Bomb(tmp_path / "bomb"))
 
     with pytest.raises(
         CheckpointError, match=r"unexpected contents \['data.pkl'\]; nothing was loaded"
@@ -102,13 +106,13 @@ def test_a_pickle_inside_is_refused_and_not_run(trained, tmp_path):
         RCDT.load(rewrite(trained, plant))
 
     def disguise(members):
-        members[TENSORS] = pickle.dumps(Bomb())
+        members[TENSORS] = pickle.dumps(Bomb(tmp_path / "bomb"))
 
     with pytest.raises(CheckpointError, match="damaged"):
         RCDT.load(rewrite(trained, disguise))
-    from pathlib import Path
-
-    assert not Path("/tmp/rcdt_bomb_went_off").exists()
+    assert not (tmp_path / "bomb").exists()
+    pickle.loads(pickle.dumps(Bomb(tmp_path / "bomb")))  # it would have gone off
+    assert (tmp_path / "bomb").exists()
 
 
 def test_a_torch_or_sb3_file_is_not_ours(tmp_path):
@@ -121,6 +125,11 @@ def test_a_torch_or_sb3_file_is_not_ours(tmp_path):
 def test_a_newer_format(trained):
     with pytest.raises(CheckpointError, match="written in format 99 by rcdt_agent .*Update"):
         RCDT.load(with_meta(trained, format_version=99))
+
+
+def test_an_older_format(trained):
+    with pytest.raises(CheckpointError, match="format 1 by .*this version reads format 2. Load it"):
+        RCDT.load(with_meta(trained, format_version=1))
 
 
 def test_another_kind(trained):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
+from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
+from rcdt_agent.cli import COMMANDS
 from rcdt_agent.doctor import Check, check_datasets, check_simulator
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 from rcdt_agent.tasks.install import install_commands, install_simulators
@@ -16,7 +19,7 @@ from rcdt_agent.tasks.install import install_commands, install_simulators
 
 def rcdt(*arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-c", "from rcdt_agent.cli import main; main()", *arguments],
+        [sys.executable, "-m", "rcdt_agent", *arguments],
         capture_output=True,
         text=True,
         env={**os.environ, "COLUMNS": "200", **environment},
@@ -27,8 +30,43 @@ def rcdt(*arguments, **environment):
 def test_help_lists_the_commands():
     result = rcdt("--help")
     assert result.returncode == 0
-    for command in ("doctor", "tasks", "install-simulators"):
-        assert command in result.stdout
+    for command in ("train", *COMMANDS):
+        assert f"• {command} " in result.stdout
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_train_shows_the_settings_of_each_algorithm(algorithm):
+    result = rcdt("train", "--help", "--algorithm", algorithm, "--preset", "tiny")
+    assert result.returncode == 0, result.stderr
+    for field in fields(get_algorithm(algorithm).config_class):
+        option = field.name.replace("_", "-")
+        assert f"--{option} " in result.stdout or f"--{option}," in result.stdout
+    for name in ALGORITHMS:  # each can be found from the help of any other
+        assert name in result.stdout
+    default = get_algorithm(algorithm).make_config("tiny").batch_size
+    (line,) = [line for line in result.stdout.splitlines() if "--batch-size INT" in line]
+    assert f"(default: {default})" in line
+
+
+def test_light_commands_import_no_torch():
+    """`rcdt --help` and `rcdt tasks` answer at once; plots and simulators are loaded by need."""
+    code = "import sys, rcdt_agent, rcdt_agent.cli; print(*sys.modules)"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    loaded = set(result.stdout.split())
+    heavy = {"torch", "matplotlib", "stable_baselines3", "safety_gymnasium", "bullet_safety_gym"}
+    assert not heavy & loaded
+
+
+def test_nobody_imports_the_command_line():
+    package = Path(__file__).parents[1] / "rcdt_agent"
+    for path in package.rglob("*.py"):
+        inside = path.relative_to(package)
+        if inside.parts[0] not in ("cli", "__main__.py"):
+            assert "rcdt_agent.cli" not in path.read_text(), inside
+            if inside.parts[0] not in ("experiments",):
+                assert "rcdt_agent.experiments" not in path.read_text(), inside
 
 
 def test_tasks_table():
@@ -37,7 +75,9 @@ def test_tasks_table():
     assert result.stdout.count("OfflineMetadrive-") == 9
     assert "SafeMetaDrive-easysparse-v0-85-1000.hdf5" in result.stdout
     assert "10 20 40" in result.stdout
-    assert rcdt("tasks").stdout.count("Offline") == 38
+    everything = rcdt("tasks").stdout
+    assert everything.count("Offline") == 38
+    assert "rcdt_agent/SpeedLimit-v0" in everything
 
 
 @pytest.mark.simulator
@@ -98,7 +138,7 @@ def test_install_announces_and_reports_failure(tmp_path):
     broken = tmp_path / "constraints.txt"
     broken.write_text("pybullet==0.0.0\n")  # contradicts the requirement: pip must fail
     with pytest.raises(SimulatorError, match=r"step failed.*pip"):
-        install_simulators(["bullet"], constraints=broken, say=said.append)
+        install_simulators(["bullet"], constraints=broken, echo=said.append)
     assert said[-1].startswith("$ ")
     assert "pybullet==3.2.7" in said[-1]
 

@@ -424,7 +424,7 @@ def test_example(tmp_path, capsys):
 
 def start(folder, *words):
     environment = dict(os.environ, PYTHONPATH=str(ROOT), OMP_NUM_THREADS="1")
-    command = [sys.executable, "-m", "rcdt_agent.cli_collect", *map(str, words)]
+    command = [sys.executable, "-m", "rcdt_agent", "collect", *map(str, words)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     return subprocess.Popen(command, cwd=folder, env=environment, text=True, **pipes)
 

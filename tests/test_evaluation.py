@@ -10,7 +10,7 @@ import pytest
 
 from rcdt_agent import evaluate_budgets
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.evaluation import BudgetReport, bootstrap_interval
+from rcdt_agent.stats import bootstrap_interval, bootstrap_means, nested_bootstrap_interval
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -92,6 +92,41 @@ def test_json_and_table(agent, tmp_path):
     assert "2 episodes a budget" in table and "training data's own range" in table
 
 
+def test_costs_are_counted_from_the_steps(drivers):
+    """An algorithm without a state is evaluated too, and its sums are the steps' own."""
+    from rcdt_agent import BC
+
+    policy = BC(preset="tiny", seed=0).learn(drivers, 20)
+    report = policy.evaluate(ENV_ID, [5, 40], n_episodes=2, n_envs=3)
+    env = gym.make(ENV_ID)
+    obs, _ = env.reset(seed=0)
+    total_return = total_cost = 0.0
+    for _ in range(60):
+        obs, reward, _, _, info = env.step(policy.predict(obs)[0])
+        total_return += reward
+        total_cost += info["cost"]
+    for result in report.results:  # the same episodes at every budget
+        assert result.returns[0] == pytest.approx(total_return, rel=1e-5)
+        assert result.costs[0] == pytest.approx(total_cost, rel=1e-5)
+        assert result.target_return is None
+
+
+def test_bootstrap_means_resample_each_row_by_itself():
+    values = np.array([[0.0, 0.0], [1.0, 3.0]])
+    means = bootstrap_means(values, np.random.default_rng(0), 500)
+    assert means.shape == (500, 2)
+    assert not means[:, 0].any()
+    assert set(means[:, 1]) == {1.0, 2.0, 3.0}
+
+
+def test_nested_interval_knows_that_seeds_differ():
+    """Seeds far apart and episodes alike: the interval spans the seeds, not the episodes."""
+    values = np.broadcast_to(np.array([0.0, 10.0])[:, None, None], (2, 3, 50))
+    low, high = nested_bootstrap_interval(values)
+    assert (low, high) == (0.0, 10.0)
+    assert nested_bootstrap_interval(np.ones((3, 1, 5))) == (1.0, 1.0)
+
+
 def test_bootstrap_interval():
     values = np.random.default_rng(0).normal(10, 2, 400)
     low, high = bootstrap_interval(values)
@@ -120,7 +155,3 @@ def test_an_environment_without_cost(agent):
 
     with pytest.raises(InvalidArgumentError, match="reported no cost"):
         agent.evaluate(lambda: Costless(gym.make(ENV_ID)), [5], 1)
-
-
-def test_report_is_a_report(agent):
-    assert isinstance(agent.evaluate(ENV_ID, [5], 1), BudgetReport)

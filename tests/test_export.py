@@ -18,8 +18,8 @@ from test_cli import rcdt
 from test_examples import ROOT, load
 
 from rcdt_agent import RCDT
+from rcdt_agent.deploy.export import INPUTS, WindowPolicy
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.export import INPUTS, WindowPolicy
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -79,7 +79,7 @@ def test_any_number_of_windows(exported, size):
     }
     action, log_std = session.run(None, inputs)
     agent = RCDT.load(exported / "agent.zip")
-    module = WindowPolicy(agent.policy, agent.scaling)
+    module = WindowPolicy(agent.policy)
     with torch.no_grad():
         expected = module(*(torch.from_numpy(inputs[name]) for name in INPUTS))
     assert action.shape == (*shape, 1)

@@ -15,8 +15,7 @@ import fuzzing
 import pytest
 from conftest import QUICK, random_arrays
 
-from rcdt_agent import RCDT, TrajectoryDataset
-from rcdt_agent.baselines import BC
+from rcdt_agent import BC, RCDT, TrajectoryDataset
 
 SECONDS = float(os.environ.get("RCDT_FUZZ_SECONDS", "12"))
 SEED = os.environ.get("RCDT_FUZZ_SEED", "0")

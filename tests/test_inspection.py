@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from test_cli import rcdt
 
 from rcdt_agent.data import TrajectoryDataset
-from rcdt_agent.inspection import inspect_file
+from rcdt_agent.experiments.inspection import inspect_file
 from rcdt_agent.tasks.registry import guess_task
 from rcdt_agent.tasks.speed_limit import record_drivers
 
@@ -26,6 +27,7 @@ def drivers(tmp_path):
         ("SafetyCarCircle-v0-100-1450.hdf5", "OfflineCarCircle-v0"),
         ("OfflineHopperVelocityGymnasium-v1-mixed.hdf5", "OfflineHopperVelocityGymnasium-v1"),
         ("SafeMetaDrive-hardmean-v0-85-1000.hdf5", "OfflineMetadrive-hardmean-v0"),
+        ("SpeedLimit-mine.hdf5", "rcdt_agent/SpeedLimit-v0"),
     ],
 )
 def test_task_is_guessed_from_the_file_name(name, task):
@@ -46,6 +48,11 @@ def test_figures(drivers, tmp_path):
     within = data.episode_costs <= 20
     assert coverage["20"][0] == f"{within.mean():.0%}"
     assert coverage["20"][1] == f"{data.episode_returns[within].max():.1f}"
+    target = data.outcomes.target_return(20.0, 0.9)
+    assert (
+        np.quantile(data.episode_returns[within], 0.9) <= target
+    )  # it never falls with the budget
+    assert coverage["20"][2:] == (f"{target:.1f}", f"{data.coverage(target, 20.0):.3f}")
 
 
 def test_command(drivers, tmp_path):

@@ -62,10 +62,26 @@ def test_weighted_nll():
     assert losses.weighted_nll(log_prob, torch.tensor([2.0, 5.0]), MASK).item() == 7.0
 
 
+def test_effective_sample_size_by_hand():
+    assert losses.effective_sample_size(torch.ones(8)).item() == 1.0
+    assert losses.effective_sample_size(torch.tensor([4.0, 0.0, 0.0, 0.0])).item() == 0.25
+    assert losses.effective_sample_size(torch.tensor([3.0, 1.0])).item() == pytest.approx(0.8)
+
+
+def test_temperature_falls_where_the_entropy_is_above_its_target():
+    temperature = torch.tensor(0.5, requires_grad=True)
+    entropy = torch.tensor(-1.0, requires_grad=True)
+    loss = losses.temperature_loss(temperature, entropy, -3.0)
+    assert loss.item() == pytest.approx(0.5 * 2.0)
+    loss.backward()
+    assert temperature.grad.item() == pytest.approx(2.0)  # descent lowers it
+    assert entropy.grad is None  # the policy is not moved by it
+
+
 def test_q_guidance_is_scaled_by_the_other_twin():
     q_a = torch.tensor([[1.0, 2.0], [3.0, 1e9]], requires_grad=True)
     q_b = torch.tensor([[-4.0, 4.0], [4.0, 1e9]], requires_grad=True)
-    value = losses.q_guidance(q_a, q_b, MASK)
+    value = losses.q_guidance(q_a, losses.q_scale(q_b, MASK), MASK)
     assert value.item() == pytest.approx(2.0 / 4.0)
     value.backward()
     assert q_b.grad is None

@@ -11,11 +11,11 @@ import pytest
 from browser import chromium, needs_browser, screenshot
 from test_cli import rcdt
 
-from rcdt_agent import TrajectoryDataset, make_config
+from rcdt_agent import BC, TrajectoryDataset, make_config
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.report import write_report
+from rcdt_agent.experiments.runs import Run, RunOptions, evaluate_run, start_run, train_run
 from rcdt_agent.plots import plot_calibration
-from rcdt_agent.report import write_report
-from rcdt_agent.runs import Run, evaluate_run, start_run, train_run
 from rcdt_agent.tasks.speed_limit import optimal_return, record_drivers
 
 SMALL = {"batch_size": 16, "embedding_size": 16, "total_steps": 120}
@@ -64,9 +64,10 @@ class Tags(HTMLParser):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     command = "rcdt train SpeedLimit --preset tiny --batch-size 16"
-    run = start_run("SpeedLimit", make_config("tiny", **SMALL), folder, command=command)
-    agent = train_run(run, progress_bar=False)
-    report = evaluate_run(agent, "SpeedLimit", budgets=(2.0, 20.0), n_episodes=3)
+    options = RunOptions(data="SpeedLimit", config=make_config("tiny", **SMALL), command=command)
+    run, agent = start_run(options, folder)
+    agent = train_run(run, agent, progress_bar=False)
+    report = evaluate_run(agent, budgets=(2.0, 20.0), n_episodes=3)
     report.to_json(run.report)
     write_report(run)
     return run
@@ -133,10 +134,11 @@ def test_an_unfinished_run_without_evaluation_says_so(tmp_path):
     data = tmp_path / "<b>log & co.hdf5"
     TrajectoryDataset.from_arrays(**record_drivers(20)).to_hdf5(data)
     config = make_config("tiny", "cdt", **SMALL)
-    run = start_run(str(data), config, tmp_path / "run", command="<script>alert(1)</script>")
+    options = RunOptions(data=str(data), config=config, command="<script>alert(1)</script>")
+    run, agent = start_run(options, tmp_path / "run")
     with pytest.raises(InvalidArgumentError, match="holds no agent yet"):
         write_report(run)
-    agent = train_run(run, progress_bar=False)
+    agent = train_run(run, agent, progress_bar=False)
     agent.num_timesteps = 50
     agent.save(run.final)
     text = write_report(run).read_text()
@@ -147,6 +149,22 @@ def test_an_unfinished_run_without_evaluation_says_so(tmp_path):
     assert "Lambda" in page.headings and "Critics: TD loss" not in page.headings  # cdt has none
     assert "<script>" not in text and "&lt;script&gt;" in text
     assert page.headings[0] == "<b>log & co.hdf5" and "<b>" not in text
+
+
+def test_an_algorithm_without_targets_and_weights(tmp_path):
+    config = BC.make_config("tiny", width=16, batch_size=8, total_steps=100)
+    run, agent = start_run(
+        RunOptions(data="SpeedLimit", config=config, algorithm="bc"), tmp_path / "run"
+    )
+    agent = train_run(run, agent, progress_bar=False)
+    evaluate_run(agent, budgets=(2.0, 20.0), n_episodes=2).to_json(run.report)
+    text = write_report(run).read_text()
+    page = Tags(text)
+    assert "Algorithm bc, seed 0, 100 steps." in text
+    assert [row[5] for row in page.tables[0]] == ["asked for", "-", "-"]
+    assert "Loss" in page.headings and "Training data" in page.headings
+    assert "weight W" not in text and "frontier of the data" in text
+    assert ["width", "16", "256"] in page.tables[1]
 
 
 def test_what_is_no_run_is_refused(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from rcdt_agent.benchmark import fill_page
+from rcdt_agent.experiments.benchmark import fill_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = json.loads((DOCS / "results.json").read_text())

@@ -1,14 +1,12 @@
-"""A training process killed at a random moment and resumed ends with the same weights."""
+"""A training process killed in the middle and resumed ends with the same weights."""
 
 from __future__ import annotations
 
 import io
 import json
-import random
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 
 import pytest
@@ -21,11 +19,12 @@ from rcdt_agent.checkpoint import META, TENSORS
 SCRIPT = """
 import sys
 from pathlib import Path
+from stable_baselines3.common.callbacks import ConvertCallback
 from rcdt_agent import RCDT, TrajectoryDataset
 from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.tasks.speed_limit import record_drivers
 
-folder = Path(sys.argv[1])
+folder, pause_at = Path(sys.argv[1]), int(sys.argv[2])
 data = TrajectoryDataset.from_arrays(**record_drivers(50, seed=1))
 latest = folder / "last.zip"
 if latest.exists():
@@ -33,19 +32,30 @@ if latest.exists():
 else:
     agent = RCDT(preset="tiny", batch_size=16, embedding_size=16, dropout=0.1, seed=3,
                  total_steps=120, critic_start=0.1)
-print("ready", flush=True)
-agent.learn(data, 120, callback=LatestCheckpoint(latest, 5), log_interval=7)
+def wait_to_be_killed(_locals, _globals):
+    if agent.num_timesteps == pause_at:
+        print("at", pause_at, flush=True)
+        sys.stdin.read()
+    return True
+
+agent.learn(data, 120, callback=[LatestCheckpoint(latest, 5),
+                                 ConvertCallback(wait_to_be_killed)], log_interval=7)
 agent.save(folder / "final.zip")
 print("done", flush=True)
 """
 
 
-def start(folder):
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout.readline() == "ready\n"
-    return process
+def train(folder, *, kill_at=0):
+    """Run the script to its end, or kill it when it has made so many steps in all."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(folder), str(kill_at)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        expected = f"at {kill_at}\n" if kill_at else "done\n"
+        assert process.stdout.readline() == expected
+        if kill_at:
+            process.send_signal(signal.SIGKILL)
+    assert process.returncode == (-signal.SIGKILL if kill_at else 0)
 
 
 def contents(path):
@@ -59,23 +69,13 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     whole.mkdir()
     broken.mkdir()
-    process = start(whole)
-    assert process.wait(timeout=300) == 0
-    process.stdout.close()
-    kills = 0
-    for _ in range(2):
-        process = start(broken)
-        time.sleep(random.uniform(0.1, 0.8))
-        if process.poll() is None:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.wait()
-        process.stdout.close()
-    assert kills >= 1
-    assert not (broken / "final.zip").exists() or kills < 2
-    process = start(broken)
-    assert process.wait(timeout=300) == 0
-    process.stdout.close()
+    train(whole)
+    # Between two checkpoints and log entries, right at a checkpoint, and before the critics begin.
+    for step, kept in ((8, 5), (60, 60), (103, 100)):
+        train(broken, kill_at=step)
+        assert RCDT.load(broken / "last.zip").num_timesteps == kept
+        assert not (broken / "final.zip").exists()
+    train(broken)
     ours, theirs = contents(broken / "final.zip"), contents(whole / "final.zip")
     assert ours[1] == theirs[1]
     assert ours[0] == theirs[0]  # every weight, optimiser moment, lambda and random state

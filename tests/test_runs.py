@@ -11,10 +11,12 @@ import time
 import pytest
 from test_cli import rcdt
 
-from rcdt_agent import RCDT
+from rcdt_agent import RCDT, load_agent
+from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.data import TrajectoryDataset
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.runs import Run, RunOptions, find_simulator, start_run, train_run
 from rcdt_agent.plots import plot_frontier, plot_learning_curves, save_figure
-from rcdt_agent.runs import Run
 from rcdt_agent.tasks.speed_limit import record_drivers
 
 SMALL = [
@@ -33,6 +35,7 @@ def test_train_evaluate_plot(tmp_path):
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["agent.zip", "curves.png", "frontier.png", "logs", "report.json", "run.json"]
     options = json.loads((folder / "run.json").read_text())
+    assert options["algorithm"] == "rcdt"
     assert options["config"]["eta"] == 0.5
     assert options["config"]["cost_penalty"] is False  # the variant's component
     assert options["config"]["batch_size"] == 16
@@ -63,7 +66,7 @@ def test_a_killed_run_is_resumed(tmp_path):
         "--checkpoint-every", "20", "--no-evaluate",
     ]  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, "-c", "from rcdt_agent.cli import main; main()", *arguments],
+        [sys.executable, "-m", "rcdt_agent", *arguments],
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     deadline = time.time() + 120
@@ -79,6 +82,95 @@ def test_a_killed_run_is_resumed(tmp_path):
     assert RCDT.load(folder / "agent.zip").num_timesteps == 400
     steps = [row["time/total_timesteps"] for row in Run(folder).log()]
     assert steps == sorted(set(steps)) and steps[-1] == 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", ["bc", "bc-safe"])
+def test_every_algorithm_trains_resumes_and_is_evaluated(algorithm, tmp_path):
+    """`--algorithm` from the first step to the report, with a kill in between."""
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    arguments = [
+        "train", "SpeedLimit", "--algorithm", algorithm, "--preset", "tiny", "--width", "16",
+        "--total-steps", "3000", "--checkpoint-every", "10", "--no-evaluate",
+        *(["--cost-budget", "5"] if algorithm == "bc-safe" else []),
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rcdt_agent", *arguments, "--output", str(broken)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.time() + 120
+    while not (broken / "last.zip").exists() and time.time() < deadline:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    assert 10 <= load_agent(broken / "last.zip").num_timesteps < 3000
+    assert not (broken / "agent.zip").exists()
+    assert rcdt("train", "--resume", str(broken), "--no-evaluate").returncode == 0
+    assert rcdt(*arguments, "--output", str(whole)).returncode == 0
+    assert (broken / "agent.zip").read_bytes() == (whole / "agent.zip").read_bytes()
+
+    options = Run(whole).options()
+    assert (options.algorithm, options.method) == (algorithm, algorithm)
+    assert options.config.width == 16
+    agent = Run(whole).agent()
+    assert type(agent) is get_algorithm(algorithm)
+    result = rcdt("evaluate", str(whole), "--episodes", "2")
+    assert result.returncode == 0, result.stderr
+    results = json.loads((whole / "report.json").read_text())["results"]
+    assert [entry["budget"] for entry in results] == [2, 5, 10, 20, 40]
+    assert all(entry["target_return"] is None for entry in results)
+    assert results[0]["returns"] == pytest.approx(results[4]["returns"])  # deaf to the budget
+    assert rcdt("plot", str(whole)).returncode == 0
+    assert rcdt("report", str(whole)).returncode == 0
+    page = (whole / "report.html").read_text()
+    assert f"Algorithm {algorithm}, seed 0, 3,000 steps." in page and "<h3>Loss</h3>" in page
+    for command in (["calibrate"], ["export", "--output", str(tmp_path / "p.onnx")]):
+        refused = rcdt(command[0], str(whole), *command[1:])
+        assert refused.returncode == 2
+        assert "only algorithms that serve any cost budget can be" in refused.stderr
+        assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "p.onnx").exists()
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_the_data_are_read_once(algorithm, tmp_path, monkeypatch, drivers):
+    file = tmp_path / "SpeedLimit-mine.hdf5"
+    drivers.to_hdf5(file)
+    reads = []
+    read = TrajectoryDataset.from_hdf5.__func__
+    monkeypatch.setattr(
+        TrajectoryDataset,
+        "from_hdf5",
+        classmethod(lambda cls, *a: reads.append(a) or read(cls, *a)),
+    )
+    config = get_algorithm(algorithm).make_config("tiny", total_steps=4, batch_size=8)
+    options = RunOptions(data=str(file), config=config, algorithm=algorithm, checkpoint_every=2)
+    run, agent = start_run(options, tmp_path / "run")
+    assert run.options() == options
+    assert agent.task.name == "SpeedLimit"  # a file named after a task belongs to it
+    trained = train_run(run, agent, progress_bar=False)
+    assert trained is agent and trained.num_timesteps == 4
+    assert len(reads) == 1
+    run.final.unlink()
+    assert train_run(run, progress_bar=False).num_timesteps == 4  # from last.zip, nothing to do
+    assert len(reads) == 1
+    with pytest.raises(InvalidArgumentError, match="holds a run already"):
+        start_run(options, tmp_path / "run")
+
+
+def test_a_simulator_is_found_by_name_or_by_task(drivers):
+    own = RCDT(preset="tiny")
+    with pytest.raises(InvalidArgumentError, match="No simulator is known for this data"):
+        find_simulator(own)
+    named = find_simulator(own, "speedlimit")
+    assert (named.env, named.budgets) == ("rcdt_agent/SpeedLimit-v0", (2, 5, 10, 20, 40))
+    assert not named.subprocesses
+    bullet = find_simulator(own, "BallRun")
+    assert bullet.budgets == (10, 20, 40) and bullet.subprocesses
+    assert find_simulator(own, "Pendulum-v1").budgets is None
+    task = RCDT.from_dsrl("SpeedLimit", dataset=drivers, preset="tiny")
+    assert find_simulator(task).env == "rcdt_agent/SpeedLimit-v0"
+    assert task.cost_budget == 10  # the task's middle budget
 
 
 def test_train_on_a_file_of_ones_own(tmp_path):
@@ -98,6 +190,11 @@ def test_train_on_a_file_of_ones_own(tmp_path):
         (["absent.hdf5"], "there is no such file"),
         (["SpeedLimit", "--variant", "ppo"], "`variant` must be one of"),
         (["SpeedLimit", "--eta", "-1"], "`eta` must be >= 0"),
+        (["SpeedLimit", "--algorithm", "ppo"], "`algorithm` must be one of ('rcdt', 'bc'"),
+        (["SpeedLimit", "--algorithm", "bc", "--variant", "cdt"], "BC has no variants"),
+        (["SpeedLimit", "--algorithm", "bc", "--eta", "1"], "Unrecognized"),
+        (["SpeedLimit", "--algorithm", "bc-safe", "--cost-budget", "-1"], "must be >= 0"),
+        (["SpeedLimit", "--preset", "huge"], "`preset` must be one of"),
         (["--resume", "nowhere"], "is not a run folder"),
     ],
 )

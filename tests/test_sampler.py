@@ -9,11 +9,18 @@ from conftest import random_arrays
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rcdt_agent.data import TrajectoryDataset, WindowSampler
-from rcdt_agent.data.sampler import normalize_weights
+from rcdt_agent.data import TrajectoryDataset
+from rcdt_agent.data import WindowSampler as Sampler
+from rcdt_agent.data.sampler import Relabelling, TransitionSampler
+from rcdt_agent.data.weights import normalize_weights
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
-from rcdt_agent.scaling import Scaling, _mean_and_std
+
+
+def WindowSampler(data, *, seed=0, **kwargs):
+    """A sampler with a generator of its own."""
+    return Sampler(data, generator=torch.Generator().manual_seed(seed), **kwargs)
+
 
 FIELDS = (
     "obs", "actions", "rewards", "costs", "rtg", "ctg", "timesteps", "mask", "next_obs",
@@ -108,16 +115,21 @@ def test_rtg_stays_exact_over_a_million_steps():
     np.testing.assert_allclose(rtg.view(1000, 1000)[[0, 500, 999], 0], 100.0, rtol=1e-5)
 
 
+def numbered(data, **kwargs):
+    """A sampler whose windows tell their trajectory by their weight."""
+    return WindowSampler(data, weights=torch.arange(float(len(data))), **kwargs)
+
+
 def many(sampler, batches=40):
     drawn = [sampler.sample() for _ in range(batches)]
     return (
-        torch.cat([b.trajectories for b in drawn]).numpy(),
+        torch.cat([b.weights for b in drawn]).long().numpy(),
         torch.cat([b.timesteps[:, 0] for b in drawn]).numpy(),
     )
 
 
 def test_uniform_over_trajectories_then_over_starts(dataset):
-    chosen, starts = many(WindowSampler(dataset, context_length=3, batch_size=512))
+    chosen, starts = many(numbered(dataset, context_length=3, batch_size=512))
     share = np.bincount(chosen, minlength=5) / len(chosen)
     np.testing.assert_allclose(share, 0.2, atol=0.015)
     within = np.bincount(starts[chosen == 3], minlength=12) / (chosen == 3).sum()
@@ -125,7 +137,7 @@ def test_uniform_over_trajectories_then_over_starts(dataset):
 
 
 def test_uniform_over_transitions(dataset):
-    sampler = WindowSampler(dataset, context_length=3, batch_size=512, sampling="transition")
+    sampler = numbered(dataset, context_length=3, batch_size=512, sampling="transition")
     chosen, _ = many(sampler)
     share = np.bincount(chosen, minlength=5) / len(chosen)
     np.testing.assert_allclose(share, dataset.lengths / 27, atol=0.015)
@@ -133,7 +145,7 @@ def test_uniform_over_transitions(dataset):
 
 def test_cost_tilted(dataset):
     ceiling = float(dataset.episode_costs.max())
-    sampler = WindowSampler(
+    sampler = numbered(
         dataset, context_length=3, batch_size=512, sampling="cost_tilted", cost_ceiling=ceiling
     )
     chosen, _ = many(sampler)
@@ -147,7 +159,7 @@ def test_cost_tilted(dataset):
         )
 
 
-def test_same_seed_same_batches_and_state_resumes(dataset):
+def test_same_generator_same_batches_and_its_state_resumes(dataset):
     def make(seed):
         return WindowSampler(dataset, context_length=4, batch_size=16, seed=seed)
 
@@ -155,32 +167,49 @@ def test_same_seed_same_batches_and_state_resumes(dataset):
     for _ in range(3):
         first = one.sample()
         torch.testing.assert_close(first.obs, two.sample().obs, rtol=0, atol=0)
-    assert not torch.equal(first.trajectories, other.sample().trajectories)
-    state = one.state_dict()
+    assert not torch.equal(first.obs, other.sample().obs)
+    state = one.generator.get_state()
     expected = [one.sample().obs for _ in range(3)]
-    other.load_state_dict(state)
+    other.generator.set_state(state)
     for batch in expected:
         assert torch.equal(other.sample().obs, batch)
 
 
-@pytest.mark.parametrize("sampling", ["trajectory", "transition", "cost_tilted"])
-def test_arrays_and_tensors_give_the_same_batches(dataset, monkeypatch, sampling):
-    """The CPU computes on numpy arrays, other devices on tensors: one set of expressions."""
-    settings = {"context_length": 4, "batch_size": 32, "sampling": sampling, "pareto_fraction": 0.3}
-    arrays = WindowSampler(dataset, **settings)
-    monkeypatch.setattr("rcdt_agent.data.sampler._array_module", lambda device: torch)
-    tensors = WindowSampler(dataset, **settings)
-    for _ in range(3):
-        one, two = arrays.sample(), tensors.sample()
-        for name in (*FIELDS, "weights", "trajectories"):
-            assert torch.equal(getattr(one, name), getattr(two, name)), name
+def test_steps_that_do_not_exist_are_refused(dataset):
+    sampler = WindowSampler(dataset, context_length=4, batch_size=1)
+    for start in (-1, 4):  # the first trajectory has four steps
+        with pytest.raises(InvalidArgumentError, match="`starts` must be steps"):
+            sampler.windows(torch.tensor([0]), torch.tensor([start]))
+
+
+def test_next_window_is_the_window_one_step_on():
+    data = TrajectoryDataset.from_arrays(**random_arrays([9, 9], terminated=[True, False]))
+    sampler = WindowSampler(data, context_length=3, batch_size=1)
+    rows = torch.tensor([0, 1])
+    moved = sampler.windows(rows, torch.tensor([2, 4])).next_window()
+    later = sampler.windows(rows, torch.tensor([3, 5]))
+    for name in ("obs", "rtg", "ctg", "timesteps"):
+        torch.testing.assert_close(getattr(moved, name), getattr(later, name))
+    torch.testing.assert_close(moved.actions[:, :2], later.actions[:, :2])
+    assert not moved.actions[:, 2].any()  # not known yet
+
+
+def test_transitions_are_drawn_evenly_with_their_actions(dataset):
+    sampler = TransitionSampler(
+        dataset, batch_size=20_000, generator=torch.Generator().manual_seed(0)
+    )
+    obs, actions = sampler.sample()
+    rows = (obs[:, None] == torch.from_numpy(dataset.observations)).all(-1).int().argmax(1)
+    torch.testing.assert_close(actions, torch.from_numpy(dataset.actions)[rows])
+    share = np.bincount(rows, minlength=27) / len(rows)
+    np.testing.assert_allclose(share, 1 / 27, atol=0.006)
 
 
 def test_weights_travel_with_their_trajectory(dataset):
-    weights = torch.arange(5.0)
-    sampler = WindowSampler(dataset, context_length=2, batch_size=64, weights=weights)
+    sampler = numbered(dataset, context_length=2, batch_size=64)
     batch = sampler.sample()
-    assert torch.equal(batch.weights, batch.trajectories.float())
+    again = sampler.windows(batch.weights.long(), batch.timesteps[:, 0])
+    assert torch.equal(again.obs, batch.obs) and len(batch.weights.unique()) == 5
     with pytest.raises(InvalidArgumentError, match=r"`weights` must have shape \(5,\)"):
         WindowSampler(dataset, context_length=2, batch_size=1, weights=torch.ones(4))
 
@@ -200,11 +229,13 @@ def test_pareto_relabelling_asks_the_frontier_for_more():
         observations=np.zeros((4, 1)), actions=np.zeros((4, 1)), rewards=rewards, costs=costs,
         terminals=np.ones(4), timeouts=np.zeros(4),
     )  # fmt: skip
-    sampler = WindowSampler(
-        data, context_length=2, batch_size=2000, pareto_fraction=0.5, pareto_increase=0.1
-    )
+    sampler = numbered(
+        data, context_length=2, batch_size=2000,
+        relabelling=Relabelling(pareto_fraction=0.5, pareto_increase=0.1),
+    )  # fmt: skip
     batch = sampler.sample()
-    returns, own_costs = rewards[batch.trajectories], costs[batch.trajectories]
+    trajectories = batch.weights.long()
+    returns, own_costs = rewards[trajectories], costs[trajectories]
     gain = batch.rtg[:, 0].numpy() - returns
     extra = batch.ctg[:, 0].numpy() - own_costs
     swapped = gain > 0
@@ -212,7 +243,7 @@ def test_pareto_relabelling_asks_the_frontier_for_more():
     assert gain.max() <= 0.9 + 1e-6  # a tenth of the range of returns
     assert (extra >= -1e-6).all() and extra.max() < 4.0  # the cost asked for, never less
     assert not extra[~swapped].any()
-    assert set(batch.trajectories[torch.from_numpy(swapped)].tolist()) <= {0, 1, 2}
+    assert set(trajectories[torch.from_numpy(swapped)].tolist()) <= {0, 1, 2}
     assert not batch.rtg[:, 1].any()  # padding stays padding
     np.testing.assert_allclose(batch.rewards[:, 0], returns)  # what happened stays real
 
@@ -227,12 +258,13 @@ def test_sizes_must_be_positive(dataset, name):
 def test_at_most_relabelling_adds_slack_to_the_cost_token_only():
     """Half the windows keep their CTG; the others gain an exponential slack of mean 5."""
     data = TrajectoryDataset.from_arrays(**random_arrays([6, 2, 9]))
-    plain = WindowSampler(data, context_length=3, batch_size=4000)
-    relabelled = WindowSampler(
-        data, context_length=3, batch_size=4000, relabel_fraction=0.5, relabel_slack=5.0
-    )
+    plain = numbered(data, context_length=3, batch_size=4000)
+    relabelled = numbered(
+        data, context_length=3, batch_size=4000,
+        relabelling=Relabelling(slack_fraction=0.5, slack=5.0),
+    )  # fmt: skip
     batch, same = relabelled.sample(), plain.sample()
-    real = plain.windows(batch.trajectories, batch.timesteps[:, 0])
+    real = plain.windows(batch.weights.long(), batch.timesteps[:, 0])
     slack = (batch.ctg - real.ctg)[:, 0]
     given = slack > 1e-6
     assert (slack >= -1e-5).all()
@@ -243,34 +275,4 @@ def test_at_most_relabelling_adds_slack_to_the_cost_token_only():
     torch.testing.assert_close((batch.ctg - real.ctg)[batch.mask], every_step)
     assert not batch.ctg[~batch.mask].any()
     torch.testing.assert_close(batch.rtg, real.rtg)
-    torch.testing.assert_close(batch.trajectories, same.trajectories)  # the same windows are drawn
-
-
-def test_scaling_on_the_way_in(dataset):
-    scaling = Scaling(
-        obs_mean=(1.0, 2.0, 3.0), obs_std=(0.5, 2.0, 4.0), action_low=(-2.0, 0.0),
-        action_high=(2.0, 4.0), rtg_scale=1.0, ctg_scale=1.0,
-    )  # fmt: skip
-    settings = {"context_length": 5, "batch_size": 32, "seed": 3}
-    plain = WindowSampler(dataset, **settings).sample()
-    scaled = WindowSampler(dataset, scaling=scaling, **settings).sample()
-    real = plain.mask.numpy()
-    for name in ("obs", "next_obs"):
-        expected = (getattr(plain, name).numpy() - [1, 2, 3]) / [0.5, 2, 4]
-        got = getattr(scaled, name).numpy()
-        np.testing.assert_allclose(got[real], expected[real], rtol=1e-5, atol=1e-6)
-    expected = plain.actions.numpy() / 2 - [0, 1]
-    np.testing.assert_allclose(scaled.actions.numpy()[real], expected[real], rtol=1e-5, atol=1e-6)
-    for name in ("obs", "actions"):
-        assert (getattr(scaled, name).numpy()[~real] == 0).all() and (~real).any()
-    for name in ("rewards", "costs", "rtg", "ctg", "mask", "timesteps"):
-        assert torch.equal(getattr(scaled, name), getattr(plain, name))
-
-
-def test_mean_and_deviation_in_blocks(monkeypatch):
-    values = np.random.default_rng(0).normal([5.0, -3.0], [0.1, 20.0], (1000, 2))
-    values = values.astype(np.float32)
-    monkeypatch.setattr("rcdt_agent.scaling._BLOCK", 300)
-    mean, std = _mean_and_std(values)
-    np.testing.assert_allclose(mean, values.mean(0, dtype=np.float64), rtol=1e-12)
-    np.testing.assert_allclose(std, values.std(0, dtype=np.float64), rtol=1e-12)
+    torch.testing.assert_close(batch.weights, same.weights)  # the same windows are drawn

@@ -22,7 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rcdt_agent import RCDT, ReturnCostTokens
 from rcdt_agent.callbacks import BudgetEvalCallback
-from rcdt_agent.evaluation import _SeededEpisodes
+from rcdt_agent.evaluation import SeededEpisodes
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -32,7 +32,7 @@ def wrapped_vec_env(agent, n, seeds=None):
     def make(i):
         env = gym.make(ENV_ID)
         if seeds is not None:
-            env = _SeededEpisodes(env, seeds[i])
+            env = SeededEpisodes(env, seeds[i])
         return Monitor(ReturnCostTokens(env, agent.target_return, agent.cost_budget))
 
     return DummyVecEnv([lambda i=i: make(i) for i in range(n)])
@@ -52,7 +52,7 @@ def test_evaluate_policy_gives_the_returns_of_evaluate(agent):
 
 def test_eval_and_checkpoint_callbacks(drivers, tmp_path):
     agent = RCDT(gym.make(ENV_ID), cost_budget=10, **QUICK)
-    agent._take_dataset(drivers)
+    agent.set_dataset(drivers)
     evaluation = EvalCallback(
         wrapped_vec_env(agent, 1), n_eval_episodes=2, eval_freq=20, verbose=0,
         log_path=str(tmp_path / "eval"), best_model_save_path=str(tmp_path / "best"),
@@ -134,8 +134,14 @@ def test_progress_bar(drivers, capsys):
     assert "30/30" in shown and "loss=" in shown and "lambda=" in shown
 
 
-@pytest.mark.parametrize("budget", [5.0, 30.0])
-def test_evaluate_policy_on_one_wrapped_environment(agent, budget):
-    agent.set_cost_budget(budget)
-    mean, _ = evaluate_policy(agent, Monitor(agent.wrap(gym.make(ENV_ID))), n_eval_episodes=2)
-    assert np.isfinite(mean)
+def test_evaluate_policy_on_one_wrapped_environment(drivers):
+    """A budget that acts: the same policy, the same episodes, less return at the smaller one."""
+    agent = RCDT(preset="tiny", seed=0).learn(drivers, 400)
+    means = {}
+    for budget in (2.0, 40.0):
+        agent.set_cost_budget(budget)
+        env = Monitor(agent.wrap(SeededEpisodes(gym.make(ENV_ID), [3, 4])))
+        means[budget], _ = evaluate_policy(agent, env, n_eval_episodes=2)
+        report = agent.evaluate(ENV_ID, [budget], n_episodes=2, seed=3)
+        assert means[budget] == pytest.approx(report.results[0].mean_return, rel=1e-4)
+    assert means[2.0] < means[40.0] - 1

@@ -21,7 +21,7 @@ def begin(n=1, k=4, target_return=10.0, cost_budget=5.0):
 def test_the_window_equals_the_samplers_slice(dataset):
     """Replaying a recorded episode gives, at every step, the window the sampler would cut."""
     k = 4
-    sampler = WindowSampler(dataset, context_length=k, batch_size=1)
+    sampler = WindowSampler(dataset, context_length=k, batch_size=1, generator=torch.Generator())
     for m in (2, 3):  # 7 and 12 steps: shorter and longer than the window
         rows = slice(dataset.offsets[m], dataset.offsets[m + 1])
         state = begin(
@@ -36,13 +36,18 @@ def test_the_window_equals_the_samplers_slice(dataset):
             start = max(0, t - k + 1)
             batch = sampler.windows(torch.tensor([m]), torch.tensor([start]))
             real = t - start + 1
-            assert int(state.last[0]) == real - 1
+            assert int(state.position[0]) == real - 1
             for ours, theirs in (
                 (state.obs, batch.obs), (state.rtg, batch.rtg), (state.ctg, batch.ctg),
                 (state.timesteps, batch.timesteps),
             ):  # fmt: skip
                 np.testing.assert_allclose(ours[0, :real], theirs[0, :real], atol=1e-5)
                 assert not ours[0, real:].any()  # padded as the sampler pads
+            window = state.window(state.target_return, state.cost_budget, torch.device("cpu"))
+            for name in ("obs", "rtg", "ctg", "timesteps", "mask"):
+                torch.testing.assert_close(
+                    getattr(window, name), getattr(batch, name)[:, :real], rtol=0, atol=1e-5
+                )
             state = state.with_action(action[None])
             np.testing.assert_allclose(state.actions[0, :real], batch.actions[0, :real], atol=1e-6)
             state = state.observe(reward, cost)

@@ -13,13 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rcdt_agent import RCDT, evaluate_budgets, make_config
-from rcdt_agent.benchmark.cells import SEEDS_APART
-from rcdt_agent.cli import _with_train
+from rcdt_agent import RCDT, BCSafe, evaluate_budgets, load_agent, make_config
+from rcdt_agent.cli import run_command
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.runs import SPEED_LIMIT_BUDGETS
-from rcdt_agent.tasks.speed_limit import ENV_ID
-from rcdt_agent.tune import VALIDATION_SEED, Trial, _best, search_space, tune
+from rcdt_agent.experiments.benchmark.cells import SEEDS_APART
+from rcdt_agent.experiments.study import Trial, best_trial
+from rcdt_agent.experiments.tune import VALIDATION_SEED, search_space, tune
 
 SMALL = {"preset": "tiny", "steps": 8, "episodes": 2, "seed": 1}
 
@@ -42,6 +41,7 @@ def test_what_is_searched():
     assert set(search_space(make_config("cpu", "cdt"))) == {
         "learning_rate", "target_quantile", "context_length",
     }  # fmt: skip
+    assert set(search_space(BCSafe.make_config("cpu"))) == {"learning_rate"}
 
 
 def test_the_best_keeps_every_budget():
@@ -50,11 +50,11 @@ def test_the_best_keeps_every_budget():
 
     # The second earns most and keeps its budgets on average, but not each of them.
     trials = [trial(0, 0.5, 0.9, 1.0), trial(1, 0.9, 1.2, 0.1), trial(2, 0.4, 0.1, 0.1)]
-    assert _best(trials).number == 0
-    assert _best(trials[1:]).number == 2
+    assert best_trial(trials).number == 0
+    assert best_trial(trials[1:]).number == 2
     broken = [trial(3, 0.9, 1.5, 0.1), trial(4, 0.2, 1.1, 1.2)]
-    assert not _best(broken).feasible
-    assert _best(broken).number == 4  # none is feasible: the one nearest to it
+    assert not best_trial(broken).feasible
+    assert best_trial(broken).number == 4  # none is feasible: the one nearest to it
 
 
 def test_search_resumes_and_reports_what_the_library_gives(file, drivers, tmp_path):
@@ -71,10 +71,11 @@ def test_search_resumes_and_reports_what_the_library_gives(file, drivers, tmp_pa
     # The figures are those of a policy trained with the settings, on seeds of validation.
     best = second.best
     settings = {**best.settings, "total_steps": 8}
-    agent = RCDT(preset="tiny", seed=1, device="cpu", **settings).learn(drivers)
-    report = evaluate_budgets(
-        agent, ENV_ID, SPEED_LIMIT_BUDGETS, n_episodes=2, seed=VALIDATION_SEED
-    )
+    agent = RCDT.from_dsrl(
+        "SpeedLimit", dataset=drivers, preset="tiny", variant="rcdt", seed=1, device="cpu",
+        **settings,
+    ).learn()  # fmt: skip
+    report = evaluate_budgets(agent, n_episodes=2, seed=VALIDATION_SEED)
     ratios = [result.mean_cost / result.budget for result in report.results]
     assert best.normalized_costs == pytest.approx(ratios, abs=1e-3)
     low, high = float(drivers.episode_returns.min()), float(drivers.episode_returns.max())
@@ -97,16 +98,35 @@ def test_validation_seeds_are_apart_from_the_tests():
 def test_refusals(file, tmp_path):
     with pytest.raises(InvalidArgumentError, match="No task is named at the start of"):
         tune(str(file), tmp_path)
-    with pytest.raises(InvalidArgumentError, match="`method` must be a variant"):
-        tune("SpeedLimit", tmp_path, dataset=file, method="bc")
+    with pytest.raises(InvalidArgumentError, match="`method` must train one policy"):
+        tune("SpeedLimit", tmp_path, dataset=file, method="bc-safe-each")
     with pytest.raises(InvalidArgumentError, match="`n_trials` and `episodes` must be >= 1"):
         tune("SpeedLimit", tmp_path, dataset=file, n_trials=0)
+
+
+def test_other_algorithms_are_searched_too(file, tmp_path, monkeypatch):
+    result = tune(
+        "SpeedLimit", tmp_path, dataset=file, method="bc-safe+width=16", n_trials=2, **SMALL
+    )
+    rates = [trial.settings["learning_rate"] for trial in result.trials]
+    assert len(set(rates)) == 2 and set(result.best.settings) == {"learning_rate"}
+    for trial in tmp_path.glob("trials/*/agent.zip"):
+        agent = load_agent(trial)
+        assert type(agent) is BCSafe and agent.config.width == 16
+        assert agent.config.cost_budget == 2  # the smallest of the task
+    words = shlex.split(result.command)
+    assert words[:6] == ["rcdt", "train", "SpeedLimit", "--dataset", str(file), "--algorithm"]
+    assert run_command([*words[1:], "--output", str(tmp_path / "run"), "--no-evaluate"]) == 0
+    config = load_agent(tmp_path / "run" / "agent.zip").config
+    rate = result.best.settings["learning_rate"]
+    assert config.learning_rate == pytest.approx(rate, rel=1e-5)
+    assert (config.width, config.cost_budget, config.total_steps) == (16, 2, 8)
 
 
 @pytest.mark.slow
 def test_killed_and_started_again(file, tmp_path):
     command = [
-        sys.executable, "-c", "from rcdt_agent.cli import main; main()", "tune", "SpeedLimit",
+        sys.executable, "-m", "rcdt_agent", "tune", "SpeedLimit",
         "--dataset", str(file), "--output", str(tmp_path / "out"), "--preset", "tiny", "--steps",
         "40", "--episodes", "1", "--trials", "3", "--method", "rcdt+gamma=0.05+replan",
     ]  # fmt: skip
@@ -132,7 +152,7 @@ def test_killed_and_started_again(file, tmp_path):
     words = shlex.split(best["command"])
     run = tmp_path / "run"
     words = [*words[1:], "--output", str(run), "--no-evaluate"]
-    assert _with_train(words).cli(prog="rcdt", args=words) == 0
+    assert run_command(words) == 0
     config = RCDT.load(run / "agent.zip").config
     expected = make_config(
         "tiny", "rcdt", gamma=0.05, replan=True, total_steps=40, **best["settings"]

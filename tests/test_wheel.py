@@ -47,24 +47,28 @@ def built(tmp_path_factory):
 
 def test_the_wheel_holds_the_package_and_nothing_else(built):
     wheel, _ = built
-    assert wheel.name.startswith(f"rcdt_agent-{__version__}-cp3")  # it has a compiled part
+    assert wheel.name == f"rcdt_agent-{__version__}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         metadata = archive.read(f"rcdt_agent-{__version__}.dist-info/METADATA").decode()
+        tags = archive.read(f"rcdt_agent-{__version__}.dist-info/WHEEL").decode()
     package = {name for name in names if name.startswith("rcdt_agent/")}
     assert {name.split("/")[0] for name in names} == {
         "rcdt_agent", f"rcdt_agent-{__version__}.dist-info",
     }  # fmt: skip
     # Every source file of the package is inside, and the data that code reads.
-    sources = run("git", "-C", ROOT, "ls-files", "rcdt_agent").split()
-    assert {name for name in sources if name.endswith(".py")} <= package
+    sources = {str(path.relative_to(ROOT)) for path in (ROOT / "rcdt_agent").rglob("*.py")}
+    assert sources <= package
     assert {
         "rcdt_agent/py.typed",
         "rcdt_agent/tasks/constraints.txt",
+        "rcdt_agent/experiments/report.html",
+        "rcdt_agent/experiments/benchmark/published.json",
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5",
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5.json",
     } <= package
-    assert [name for name in package if name.startswith("rcdt_agent/kernels/_compiled.")]
+    assert "Root-Is-Purelib: true" in tags and "Tag: py3-none-any" in tags
+    assert not [name for name in package if name.endswith((".so", ".c", ".h", ".pyd"))]
     assert not [name for name in package if name.endswith((".pyc", ".partial", ".zip"))]
     for extra in ("onnx", "minari", "tensorboard", "tune"):
         assert f"Provides-Extra: {extra}" in metadata
@@ -76,7 +80,7 @@ def test_the_source_archive_can_be_built_from(built):
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     assert {"pyproject.toml", "README.md", "LICENSE", "rcdt_agent/py.typed"} <= names
     assert "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5" in names
-    assert {f"rcdt_agent/kernels/{name}" for name in ("kernels.c", "block.h")} <= names
+    assert "rcdt_agent/experiments/report.html" in names
 
 
 def test_installed_away_from_the_repository(built, tmp_path):

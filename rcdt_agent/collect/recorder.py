@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.env_step import CostFunction, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
-from rcdt_agent.steps import CostFunction, read_step
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,7 +1,13 @@
-"""Deployment: what an agent carries through an episode, and the tokens it is steered by."""
+"""Deployment: what an agent carries through an episode, and how its tokens are set."""
 
+from rcdt_agent.deploy.conditioning import Conditioning, TokenCalibration
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.targets import ReturnTargets
-from rcdt_agent.deploy.tokens import ReturnCostTokens, VectorReturnCostTokens
+from rcdt_agent.deploy.wrappers import ReturnCostTokens, VectorReturnCostTokens
 
-__all__ = ["AgentState", "ReturnCostTokens", "ReturnTargets", "VectorReturnCostTokens"]
+__all__ = [
+    "AgentState",
+    "Conditioning",
+    "ReturnCostTokens",
+    "TokenCalibration",
+    "VectorReturnCostTokens",
+]

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.critics import TwinCritics
 from rcdt_agent.losses import cost_allowance
-from rcdt_agent.networks.critics import TwinCritic
-
-Floats = npt.NDArray[np.float32]
+from rcdt_agent.model import Gaussian
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,28 +21,21 @@ class CriticShield:
     same at every step: a shielded policy remains a function of what it sees.
 
     Attributes:
-        cost_critic: Its larger twin is what an action is believed to cost.
-        reward_critic: Its smaller twin ranks actions that fit; None: the one nearest the mean.
+        critics: `cost`, whose larger twin is what an action is believed to cost; and, if trained,
+            `reward`, whose smaller twin ranks the actions that fit (else the nearest to the mean).
         cost_discount: Of the cost critic.
         episode_length: Longest episode.
         n_candidates: Actions besides the policy's own.
     """
 
-    cost_critic: TwinCritic
-    reward_critic: TwinCritic | None
+    critics: TwinCritics
     cost_discount: float
     episode_length: int
     n_candidates: int
 
     def choose(
-        self,
-        obs: Tensor,
-        mean: Tensor,
-        std: Tensor,
-        own: Tensor,
-        left: Floats,
-        steps: npt.NDArray[np.int64],
-    ) -> tuple[Tensor, npt.NDArray[np.bool_]]:
+        self, obs: Tensor, policy: Gaussian, own: Tensor, left: Float32Array, steps: Int64Array
+    ) -> tuple[Tensor, BoolArray]:
         """Actions (N, A), and where (N,) they are not the policy's own.
 
         The policy's action stays if its estimated cost-to-go fits what is left of the budget.
@@ -52,23 +43,24 @@ class CriticShield:
         cost if none does.
 
         Args:
-            obs: (N, O) scaled.
-            mean: (N, A) of the policy.
-            std: (N, A) of the policy.
+            obs: (N, O) normalised.
+            policy: Of (N, A) actions.
             own: (N, A) the action it would take.
             left: (N,) what is left of the budget.
             steps: (N,) the present step of the episode.
         """
+        mean, std = policy.mean, policy.log_std.exp()
         offsets = _offsets(self.n_candidates, mean.shape[1]).to(mean)
         around = (mean + offsets[:, None] * std).clamp(-1.0, 1.0)
         candidates = torch.cat((own[None], around))  # (1 + M, N, A)
-        seen = obs.expand(len(candidates), *obs.shape)
-        costs = self.cost_critic(seen, candidates).amax(0).clamp(min=0.0)  # (1 + M, N)
-        steps_left = torch.as_tensor(self.episode_length - steps).to(costs)
-        allowed = cost_allowance(torch.as_tensor(left).to(costs), steps_left, self.cost_discount)
+        repeated = obs.expand(len(candidates), *obs.shape)
+        values = self.critics(repeated, candidates)
+        costs = values["cost"].amax(0).clamp(min=0.0)  # (1 + M, N)
+        steps_left = torch.from_numpy(self.episode_length - steps).to(costs)
+        allowed = cost_allowance(torch.from_numpy(left).to(costs), steps_left, self.cost_discount)
         fits = costs <= allowed
-        if self.reward_critic is not None:
-            merit = self.reward_critic(seen, candidates).amin(0)
+        if "reward" in values:
+            merit = values["reward"].amin(0)
         else:
             merit = -((candidates - mean) / std).square().sum(-1)
         merit = torch.where(fits, merit, -torch.inf)

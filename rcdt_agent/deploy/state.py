@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from rcdt_agent._types import BoolArray, Float32Array, Int64Array
 from rcdt_agent.errors import InvalidArgumentError, StateError
-
-Floats = npt.NDArray[np.float32]
-Ints = npt.NDArray[np.int64]
-Bools = npt.NDArray[np.bool_]
+from rcdt_agent.model import Window
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -21,12 +20,13 @@ class AgentState:
     """What `predict` returns and wants back. Every array has a leading axis of environments.
 
     The window holds the last K steps, right-padded: exactly what the sampler cuts from a recorded
-    episode. It stores what had been earned and spent before each step instead of tokens, so that
-    a budget changed in mid-episode changes the whole window consistently.
+    episode, in units of the task. It stores what had been earned and spent before each step
+    instead of tokens, so that a budget changed in mid-episode changes the whole window
+    consistently.
 
     Attributes:
-        obs: (N, K, O) scaled observations.
-        actions: (N, K, A) scaled actions; the last real one is the action just given.
+        obs: (N, K, O) observations.
+        actions: (N, K, A) actions; the last real one is the action just given.
         earned: (N, K) return before each step.
         spent: (N, K) cost before each step.
         steps: (N,) steps of the episode begun so far.
@@ -35,21 +35,21 @@ class AgentState:
         target_return: (N,) what the episode should return.
         cost_budget: (N,) what it may cost.
         awaiting: (N,) an action was given whose reward and cost have not been seen.
-        interventions: (N,) steps at which the critic shield replaced the policy's action.
+        shielded: (N,) whether the critic shield replaced the policy's last action.
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
     """
 
-    obs: Floats
-    actions: Floats
-    earned: Floats
-    spent: Floats
-    steps: Ints
-    total_return: Floats
-    total_cost: Floats
-    target_return: Floats
-    cost_budget: Floats
-    awaiting: Bools
-    interventions: Ints
+    obs: Float32Array
+    actions: Float32Array
+    earned: Float32Array
+    spent: Float32Array
+    steps: Int64Array
+    total_return: Float32Array
+    total_cost: Float32Array
+    target_return: Float32Array
+    cost_budget: Float32Array
+    awaiting: BoolArray
+    shielded: BoolArray
     follows_agent: bool = True
 
     @classmethod
@@ -66,10 +66,10 @@ class AgentState:
     ) -> AgentState:
         """Episodes about to start."""
 
-        def zeros(*shape: int) -> Floats:
+        def zeros(*shape: int) -> Float32Array:
             return np.zeros((n_envs, *shape), dtype=np.float32)
 
-        def each(values: npt.ArrayLike) -> Floats:
+        def each(values: npt.ArrayLike) -> Float32Array:
             return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs,)).copy()
 
         return cls(
@@ -83,7 +83,7 @@ class AgentState:
             target_return=each(target_return),
             cost_budget=each(cost_budget),
             awaiting=np.zeros(n_envs, dtype=np.bool_),
-            interventions=np.zeros(n_envs, dtype=np.int64),
+            shielded=np.zeros(n_envs, dtype=np.bool_),
             follows_agent=follows_agent,
         )
 
@@ -93,12 +93,12 @@ class AgentState:
         return len(self.steps)
 
     @property
-    def return_to_go(self) -> Floats:
+    def return_to_go(self) -> Float32Array:
         """(N,) what is left to earn."""
         return self.target_return - self.total_return
 
     @property
-    def cost_to_go(self) -> Floats:
+    def cost_to_go(self) -> Float32Array:
         """(N,) what is left to spend; below zero once the budget is exceeded."""
         return self.cost_budget - self.total_cost
 
@@ -136,7 +136,7 @@ class AgentState:
             return self
         keep = ~chosen
 
-        def cleared(values: Floats) -> Floats:
+        def cleared(values: Float32Array) -> Float32Array:
             return values * keep.reshape(-1, *[1] * (values.ndim - 1))
 
         return replace(
@@ -149,7 +149,7 @@ class AgentState:
             total_return=cleared(self.total_return),
             total_cost=cleared(self.total_cost),
             awaiting=self.awaiting & keep,
-            interventions=self.interventions * keep,
+            shielded=self.shielded & keep,
         )
 
     def with_targets(self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike) -> AgentState:
@@ -164,17 +164,17 @@ class AgentState:
             cost_budget=np.broadcast_to(budget, shape).copy(),
         )
 
-    def with_tokens(self, rtg: Floats, ctg: Floats) -> AgentState:
+    def with_tokens(self, rtg: Float32Array, ctg: Float32Array) -> AgentState:
         """Take what is left from outside (a wrapper's tokens); it answers what was awaited."""
         return replace(
             self,
-            total_return=self.target_return - rtg.reshape(-1),
-            total_cost=self.cost_budget - ctg.reshape(-1),
+            total_return=self.target_return - rtg,
+            total_cost=self.cost_budget - ctg,
             awaiting=np.zeros_like(self.awaiting),
         )
 
-    def push(self, obs: Floats) -> AgentState:
-        """Add the present observation (N, O), scaled, to the window.
+    def push(self, obs: Float32Array) -> AgentState:
+        """Add the present observation (N, O) to the window.
 
         Raises:
             StateError: The outcome of the last action has not been seen.
@@ -194,7 +194,7 @@ class AgentState:
             rows, place = slice(None), int(place[0])
         all_full, none_full = bool(full.all()), not full.any()
 
-        def shifted(values: Floats, newest: Floats | float) -> Floats:
+        def shifted(values: Float32Array, newest: Float32Array | float) -> Float32Array:
             moved = np.empty_like(values)
             if none_full:
                 moved[:] = values
@@ -215,53 +215,71 @@ class AgentState:
             steps=self.steps + 1,
         )
 
-    def with_action(self, actions: Floats, shielded: Bools | None = None) -> AgentState:
-        """Note the actions (N, A), scaled, given at the last step; `shielded` (N,) if replaced."""
+    def with_action(self, actions: Float32Array, shielded: BoolArray | None = None) -> AgentState:
+        """Note the actions (N, A) given at the present step; `shielded` (N,) where replaced."""
         noted = self.actions.copy()
-        last = self.last
-        if (last == last[0]).all():
-            noted[:, last[0]] = actions
+        position = self.position
+        if (position == position[0]).all():
+            noted[:, position[0]] = actions
         else:
-            noted[np.arange(self.n_envs), last] = actions
+            noted[np.arange(self.n_envs), position] = actions
         return replace(
             self,
             actions=noted,
             awaiting=np.ones_like(self.awaiting),
-            interventions=self.interventions + (0 if shielded is None else shielded),
+            shielded=np.zeros_like(self.awaiting) if shielded is None else shielded,
         )
 
     @cached_property
-    def last(self) -> Ints:
+    def position(self) -> Int64Array:
         """(N,) place of the present step in the window."""
         return np.minimum(self.steps, self.obs.shape[1]) - 1
 
     @property
-    def timesteps(self) -> Ints:
+    def timesteps(self) -> Int64Array:
         """(N, K) place of each step of the window in its episode; zero for padding."""
         length = self.obs.shape[1]
         offsets = np.maximum(self.steps - length, 0)[:, None]
         places = np.arange(length)
-        return np.asarray((offsets + places) * (places <= self.last[:, None]), dtype=np.int64)
+        return np.asarray((offsets + places) * (places <= self.position[:, None]), dtype=np.int64)
 
     @property
-    def rtg(self) -> Floats:
+    def rtg(self) -> Float32Array:
         """(N, K) return-to-go of the window as asked for, unscaled; zero for padding."""
         return self._to_go(self.target_return, self.earned)
 
     @property
-    def ctg(self) -> Floats:
+    def ctg(self) -> Float32Array:
         """(N, K) cost-to-go of the window as asked for, unscaled; zero for padding."""
         return self._to_go(self.cost_budget, self.spent)
 
-    def tokens(self, target_return: Floats, cost_budget: Floats) -> tuple[Floats, Floats]:
-        """RTG and CTG of the window (N, K), unscaled, for targets (N,); zero for padding."""
+    def tokens(
+        self, target_return: Float32Array, cost_budget: Float32Array
+    ) -> tuple[Float32Array, Float32Array]:
+        """RTG and CTG of the window (N, K) for targets (N,); zero for padding."""
         return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
 
-    def _to_go(self, target: Floats, before: Floats) -> Floats:
-        real = np.arange(before.shape[1]) <= self.last[:, None]
+    def window(
+        self, target_return: Float32Array, cost_budget: Float32Array, device: torch.device
+    ) -> Window:
+        """What the policy network sees, without columns that are padding everywhere."""
+        rtg, ctg = self.tokens(target_return, cost_budget)
+        used = int(self.position.max()) + 1
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "obs": self.obs,
+            "actions": self.actions,
+            "rtg": rtg,
+            "ctg": ctg,
+            "timesteps": self.timesteps,
+            "mask": np.arange(self.obs.shape[1]) <= self.position[:, None],
+        }
+        return Window(**{k: torch.from_numpy(v[:, :used]).to(device) for k, v in arrays.items()})
+
+    def _to_go(self, target: Float32Array, before: Float32Array) -> Float32Array:
+        real = np.arange(before.shape[1]) <= self.position[:, None]
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
 
-    def _outcome(self, name: str, values: npt.ArrayLike) -> Floats:
+    def _outcome(self, name: str, values: npt.ArrayLike) -> Float32Array:
         array = _floats(values)
         if array.size not in (1, self.n_envs) or array.ndim > 1:
             raise InvalidArgumentError(
@@ -272,5 +290,5 @@ class AgentState:
         return array.reshape(-1) if array.size == self.n_envs else np.full(self.n_envs, array)
 
 
-def _floats(values: npt.ArrayLike) -> Floats:
+def _floats(values: npt.ArrayLike) -> Float32Array:
     return np.asarray(values, dtype=np.float32)

@@ -57,21 +57,21 @@ def install_simulators(
     suites: Sequence[Suite] = SUITES,
     *,
     constraints: Path = CONSTRAINTS,
-    say: Callable[[str], None] = lambda line: None,
+    echo: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Run `install_commands`, announcing each through `say` before it runs.
+    """Run `install_commands`, announcing each through `echo` before it runs.
 
     Raises:
         SimulatorError: A step failed; the message holds the command to run by hand.
     """
     if sys.version_info >= (3, 12):
-        say(
+        echo(
             "Note: on Python 3.12 pybullet has no ready-made wheel (it is compiled, which needs a "
             "C++ compiler and several minutes), and MetaDrive cannot be installed. Python 3.11 has "
             "both."
         )
     for command in install_commands(suites, constraints=constraints):
-        say(f"$ {shlex.join(command)}")
+        echo(f"$ {shlex.join(command)}")
         if subprocess.run(command, check=False).returncode != 0:
             raise SimulatorError(
                 f"The installation step failed. Its own output is above; to repeat it: "

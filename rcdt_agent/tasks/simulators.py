@@ -21,8 +21,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rcdt_agent.env_step import read_step
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
-from rcdt_agent.steps import read_step
 from rcdt_agent.tasks.registry import SUITES, Suite, Task, get_task
 
 Env = gym.Env[Any, Any]

@@ -1,0 +1,44 @@
+"""The algorithms, each one file on `OfflineAlgorithm`, and their registry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rcdt_agent.algorithms.base import OfflineAlgorithm
+from rcdt_agent.algorithms.bc import BC, BCSafe
+from rcdt_agent.algorithms.rcdt import RCDT
+from rcdt_agent.checkpoint import checkpoint_kind, to_path
+from rcdt_agent.errors import CheckpointError, InvalidArgumentError
+
+__all__ = ["ALGORITHMS", "BC", "RCDT", "BCSafe", "OfflineAlgorithm", "get_algorithm", "load_agent"]
+
+ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
+    "rcdt": RCDT,
+    "bc": BC,
+    "bc-safe": BCSafe,
+}
+"""Every algorithm by its name on the command line."""
+
+
+def get_algorithm(name: str) -> type[OfflineAlgorithm[Any, Any]]:
+    """The class of an algorithm.
+
+    Raises:
+        InvalidArgumentError: There is none of that name.
+    """
+    if name not in ALGORITHMS:
+        raise InvalidArgumentError(f"`algorithm` must be one of {tuple(ALGORITHMS)}, got {name!r}.")
+    return ALGORITHMS[name]
+
+
+def load_agent(path: Any, **kwargs: Any) -> OfflineAlgorithm[Any, Any]:
+    """Read an agent of whatever algorithm the file holds; arguments as `OfflineAlgorithm.load`.
+
+    Raises:
+        CheckpointError: Not a checkpoint, or of an algorithm that this version does not have.
+    """
+    kind = checkpoint_kind(to_path(path))
+    for algorithm in ALGORITHMS.values():
+        if algorithm.__name__ == kind:
+            return algorithm.load(path, **kwargs)
+    raise CheckpointError(f"{path}: holds a {kind}, which this version does not know.")

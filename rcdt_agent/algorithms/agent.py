@@ -1,0 +1,224 @@
+"""`Agent`: holds a policy, acts with it, and is evaluated; the face of stable-baselines3."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+import torch
+from stable_baselines3.common.vec_env import VecEnv
+
+from rcdt_agent._types import Float32Array
+from rcdt_agent.algorithms.sb3 import Env, SB3Interface
+from rcdt_agent.algorithms.training_state import TrainingState
+from rcdt_agent.base_config import BaseConfig
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.deploy.policy import Policy
+from rcdt_agent.deploy.wrappers import Tokens, split_tokens
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.tasks.registry import Task
+
+if TYPE_CHECKING:
+    from rcdt_agent.evaluation import BudgetReport, EnvSource
+
+PolicyT = TypeVar("PolicyT", bound=Policy)
+ConfigT = TypeVar("ConfigT", bound=BaseConfig)
+BudgetScope = Literal["any", "one", "none"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Provenance:
+    """Where an agent's training data come from.
+
+    Attributes:
+        fingerprint: Of the data; empty before there are any.
+        published: Whether they are DSRL's own file of the task.
+    """
+
+    fingerprint: str = ""
+    published: bool = False
+
+
+class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
+    """Acts with a policy once it has one; `OfflineAlgorithm` adds how the policy is learned.
+
+    Attributes:
+        config: Settings.
+        task: The task of the registry, if the agent was made for one.
+        dataset: Training data, once given.
+        num_timesteps: Gradient steps made so far.
+        total_steps: Where the present training ends; schedules refer to it.
+        training: Optimisers and all else that only training needs.
+        provenance: Where the training data come from.
+    """
+
+    config_class: ClassVar[type[BaseConfig]]
+    budgets: ClassVar[BudgetScope]
+    """Which cost budgets a trained agent serves: any, the one it was trained for, or none."""
+
+    @classmethod
+    @abstractmethod
+    def make_config(cls, preset: str, variant: str | None = None, **overrides: Any) -> ConfigT:
+        """A configuration by names."""
+
+    @abstractmethod
+    def act(
+        self,
+        obs: Float32Array,
+        state: Any,
+        *,
+        tokens: Tokens | None,
+        episode_start: npt.ArrayLike | None,
+        deterministic: bool,
+    ) -> tuple[Float32Array, Any]:
+        """Actions (N, A) of the space for observations (N, O), and the state to hand back."""
+
+    def __init__(
+        self,
+        env: Env | VecEnv | None = None,
+        config: ConfigT | None = None,
+        *,
+        variant: str | None = None,
+        preset: str = "paper",
+        seed: int | None = None,
+        device: str = "auto",
+        verbose: int = 0,
+        tensorboard_log: str | None = None,
+        **overrides: Any,
+    ) -> None:
+        """Make an untrained agent.
+
+        Args:
+            env: Optional; gives the spaces, and serves evaluation callbacks.
+            config: Settings; instead of `variant`, `preset` and `overrides`.
+            variant: Components, where the algorithm has variants.
+            preset: `paper`, `cpu` (minutes on two cores) or `tiny` (tests).
+            seed: Of weights, batches and noise; None draws one.
+            device: `auto`, `cpu`, `cuda`.
+            verbose: 1 prints the log.
+            tensorboard_log: Folder for tensorboard.
+            **overrides: Any field of the configuration.
+        """
+        if config is not None and (overrides or variant is not None or preset != "paper"):
+            raise InvalidArgumentError(
+                "Give either `config` or `variant`, `preset` and its fields, not both."
+            )
+        self.config: ConfigT = config or self.make_config(preset, variant, **overrides)
+        self.seed = int(np.random.SeedSequence(seed).generate_state(1)[0]) if seed is None else seed
+        self.device = _device(device)
+        self.verbose = verbose
+        self.tensorboard_log = tensorboard_log
+        self.task: Task | None = None
+        self.dataset: TrajectoryDataset | None = None
+        self.observation_space: gym.Space[Any] | None = None
+        self.action_space: gym.Space[Any] | None = None
+        self.num_timesteps = 0
+        self.total_steps = self.config.total_steps
+        self.training = TrainingState(self.seed, self.config.precision)
+        self.provenance = Provenance()
+        self.acting_generator = torch.Generator().manual_seed(self.seed + 2)
+        self._policy: PolicyT | None = None
+        if env is not None:
+            self.set_env(env)
+
+    def adopt(self, policy: PolicyT) -> None:
+        """Act with this policy from here on, and train it further."""
+        self._policy = policy.to(self.device)
+        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+
+    @property
+    def has_policy(self) -> bool:
+        """Whether there is a policy, trained or about to be."""
+        return self._policy is not None
+
+    @property
+    def policy(self) -> PolicyT:
+        """What the agent acts with: networks, normaliser, spaces.
+
+        Raises:
+            InvalidArgumentError: There is none before the agent has seen data.
+        """
+        if self._policy is None:
+            raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
+        return self._policy
+
+    def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
+        """Refuse spaces whose sizes are not the agent's."""
+        if self._policy is not None:
+            for name, space, own in (
+                ("observation", observation, self._policy.observation_space),
+                ("action", action, self._policy.action_space),
+            ):
+                if gym.spaces.flatdim(space) != gym.spaces.flatdim(own):
+                    raise InvalidArgumentError(
+                        f"The environment's {name} has size {gym.spaces.flatdim(space)}, the "
+                        f"agent's has size {gym.spaces.flatdim(own)}."
+                    )
+
+    def predict(
+        self,
+        observation: Any,
+        state: Any = None,
+        episode_start: npt.ArrayLike | None = None,
+        deterministic: bool = True,
+    ) -> tuple[Float32Array, Any]:
+        """The action for one environment or many, and the state to hand back next time.
+
+        Args:
+            observation: Plain, or with tokens from an environment wrapped by `wrap`; one, or a
+                batch with a leading axis.
+            state: What the last call returned; None begins new episodes.
+            episode_start: (N,) bool, which environments begin a new episode.
+            deterministic: The most likely action; otherwise one sampled from the policy.
+
+        Raises:
+            InvalidArgumentError: The observation has the wrong shape or is not finite.
+        """
+        policy = self.policy
+        if not self.num_timesteps:
+            raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
+        plain, tokens = split_tokens(observation)
+        rows, single = policy.observation_rows(plain)
+        actions, state = self.act(
+            rows, state, tokens=tokens, episode_start=episode_start, deterministic=deterministic
+        )
+        actions = actions.reshape(-1, *policy.action_space.shape)
+        return (actions[0] if single else actions), state
+
+    def begin(
+        self,
+        n_envs: int = 1,
+        *,
+        cost_budget: npt.ArrayLike | None = None,
+        target_return: npt.ArrayLike | None = None,
+    ) -> Any:
+        """The state of episodes about to start; None of an algorithm that keeps none."""
+        return None
+
+    def resolve_target(self, cost_budget: float, target_return: Any = "auto") -> float | None:
+        """The return that an episode at this budget is asked for; None if it is not asked."""
+        return None
+
+    def evaluate(
+        self,
+        env: EnvSource = None,
+        budgets: Sequence[float] | None = None,
+        n_episodes: int = 20,
+        seed: int = 0,
+        **kwargs: Any,
+    ) -> BudgetReport:
+        """Roll out at every budget; see `evaluate_budgets`."""
+        from rcdt_agent.evaluation import evaluate_budgets
+
+        return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(name)

@@ -1,0 +1,91 @@
+"""What training needs and acting does not, as one object that can be saved and put back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rcdt_agent.base_config import Precision
+from rcdt_agent.checkpoint import as_checkpoint_error
+
+
+class TrainingState:
+    """Optimisers, training-only networks, counters and random generators of one agent.
+
+    `OfflineAlgorithm.setup` fills `optimizers`, `modules` and `counters`. The generators are on the
+    CPU whatever the device, so that a run can move between devices.
+
+    Attributes:
+        optimizers: By name.
+        modules: Target networks, multipliers and the like, by name.
+        counters: Whole numbers by name.
+        generators: `batches` and `noise`.
+        torch_rng: The agent's own state of torch's global generator, which dropout draws from.
+        scaler: Loss scaler; it does nothing unless the precision is fp16.
+    """
+
+    def __init__(self, seed: int, precision: Precision = "float32") -> None:
+        """Begin with generators only."""
+        self.optimizers: dict[str, torch.optim.Optimizer] = {}
+        self.modules: dict[str, nn.Module] = {}
+        self.counters: dict[str, int] = {}
+        self.generators = {"batches": torch.Generator(), "noise": torch.Generator()}
+        self.seed(seed)
+        enabled = precision == "fp16" and torch.cuda.is_available()
+        self.scaler = torch.amp.GradScaler("cuda", enabled=enabled)
+        self._stored: dict[str, Any] = {}  # of a checkpoint, until `resume`
+
+    @property
+    def ready(self) -> bool:
+        """Whether `setup` has been called."""
+        return bool(self.optimizers)
+
+    def seed(self, seed: int) -> None:
+        """Put all generators to where this seed begins."""
+        for i, generator in enumerate(self.generators.values()):
+            generator.manual_seed(seed + i)
+        self.torch_rng = torch.Generator().manual_seed(seed).get_state()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Tensors and numbers from which training continues bit for bit; empty before training."""
+        if not self.ready:
+            return self._stored
+        return {
+            "optimizers": {name: opt.state_dict() for name, opt in self.optimizers.items()},
+            "modules": {name: module.state_dict() for name, module in self.modules.items()},
+            "counters": dict(self.counters),
+            "generators": {name: g.get_state() for name, g in self.generators.items()},
+            "scaler": self.scaler.state_dict(),
+            "torch_rng": self.torch_rng,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put everything where `state_dict` found it."""
+        for name, optimizer in self.optimizers.items():
+            optimizer.load_state_dict(state["optimizers"][name])
+        for name, module in self.modules.items():
+            module.load_state_dict(state["modules"][name])
+        self.counters = {name: int(value) for name, value in state["counters"].items()}
+        for name, generator in self.generators.items():
+            generator.set_state(state["generators"][name])
+        self.scaler.load_state_dict(state["scaler"])
+        self.torch_rng = state["torch_rng"]
+
+    def store(self, state: dict[str, Any]) -> None:
+        """Keep the state of a checkpoint until training goes on."""
+        if state:
+            torch.Generator().set_state(state["torch_rng"])  # raises if it is none
+        self._stored = state
+
+    def resume(self) -> None:
+        """After `setup`: go on from the stored state, if there is one.
+
+        Raises:
+            CheckpointError: It does not fit the networks.
+        """
+        if self._stored:
+            with as_checkpoint_error("The checkpoint's training state"):
+                self.load_state_dict(self._stored)
+            self._stored = {}

@@ -1,0 +1,191 @@
+"""The commands about data: `rcdt tasks`, `inspect`, `collect` and `convert`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from rich.table import Table
+
+from rcdt_agent._io import versions, write_json
+from rcdt_agent.cli.console import console, echo
+from rcdt_agent.tasks.registry import TASKS, get_task
+
+if TYPE_CHECKING:
+    from rcdt_agent.data.dataset import TrajectoryDataset
+
+SuiteName = Literal["bullet", "safety-gymnasium", "metadrive", "embedded"]
+
+
+def tasks(*, suite: SuiteName | None = None) -> int:
+    """List the tasks: ids, episode length, published ranges and evaluation budgets.
+
+    Args:
+        suite: Only this simulator family.
+    """
+    table = Table("task", "suite", "steps", "return", "cost", "budgets", "dataset file")
+    for task in TASKS.values():
+        if suite in (None, task.suite):
+            table.add_row(
+                task.id,
+                task.suite,
+                str(task.episode_length),
+                " .. ".join(f"{value:.4g}" for value in task.return_range),
+                " .. ".join(f"{value:.4g}" for value in task.cost_range),
+                " ".join(f"{budget:g}" for budget in task.budgets),
+                task.dataset_file,
+            )
+    console.print(table)
+    return 0
+
+
+def inspect(
+    file: Annotated[Path, tyro.conf.Positional],
+    *,
+    output: Path | None = None,
+    task: str | None = None,
+    cost_limit: float | None = None,
+    alpha: float = 1.0,
+    gamma: float = 0.1,
+) -> int:
+    """Describe a dataset file and draw its return-cost plane.
+
+    Args:
+        file: HDF5 file in DSRL's layout.
+        output: PNG to write; by default the file's name with .png in the current folder.
+        task: Task whose budgets are shown; guessed from the file name.
+        cost_limit: c_lim of the trajectory weights; by default the middle budget.
+        alpha: Sensitivity of the weights to return.
+        gamma: Sensitivity of the weights to cost.
+    """
+    from rcdt_agent.experiments.inspection import inspect_file
+
+    path = output or Path(f"{file.stem}.png")
+    tables = inspect_file(file, path, task=task, cost_limit=cost_limit, alpha=alpha, gamma=gamma)
+    for title, rows in tables.items():
+        table = Table(*rows[0], title=title)
+        for row in rows[1:]:
+            table.add_row(*row)
+        console.print(table)
+    echo(f"Picture: {path}")
+    return 0
+
+
+def collect(
+    task: Annotated[str, tyro.conf.Positional],
+    *,
+    output: Path,
+    steps: int = 100_000,
+    behaviour: Literal["scripted", "idm", "ppo", "random"] | None = None,
+    penalties: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0),
+    n_envs: int = 1,
+    seed: int = 0,
+    per_cell: int | None = 6,
+    max_trajectories: int | None = None,
+    resume: bool = False,
+) -> int:
+    """Collect a dataset of one's own in a task's simulator, in DSRL's layout.
+
+    Safe to interrupt: complete trajectories are kept, and `--resume` continues.
+
+    Args:
+        task: A DSRL task, in any spelling.
+        output: HDF5 file to write; <output>.json beside it says how it was made.
+        steps: Environment steps to record; ppo divides them among the penalties, and needs the
+            default or more before costs and returns spread.
+        behaviour: By default scripted for Bullet's Ball and Car and for Safety-Gymnasium's Circle
+            and Goal tasks, idm for MetaDrive, ppo otherwise.
+        penalties: Reward taken off for each unit of cost; ppo trains once with each.
+        n_envs: Environments in parallel.
+        seed: The same seed gives the same dataset.
+        per_cell: Most trajectories in a cell of a 40 x 50 return-cost grid; None keeps all.
+        max_trajectories: Most trajectories in the file, drawn at random.
+        resume: Continue an interrupted collection; say the same arguments again.
+    """
+    from rcdt_agent.collect import collect_dataset, default_behaviour
+
+    known = get_task(task)
+    arguments: dict[str, Any] = {
+        "steps": steps,
+        "behaviour": behaviour or default_behaviour(known),
+        "penalties": penalties,
+        "n_envs": n_envs,
+        "seed": seed,
+        "per_cell": per_cell,
+        "max_trajectories": max_trajectories,
+    }
+    try:
+        dataset = collect_dataset(
+            known, output, **arguments, resume=resume, progress_bar=sys.stderr is not None
+        )
+    except KeyboardInterrupt as interrupt:
+        echo(str(interrupt).replace("`resume`", "`--resume`"))
+        return 130
+    _write_record(known.id, output, arguments, dataset, resumed=resume)
+    return 0
+
+
+def _write_record(
+    task_id: str,
+    output: Path,
+    arguments: dict[str, Any],
+    dataset: TrajectoryDataset,
+    *,
+    resumed: bool,
+) -> None:
+    """Write and print how a collected file was made."""
+    summary = asdict(dataset.summary())
+    record = {
+        "command": command_line(task_id, output, arguments),
+        "task": task_id,
+        "arguments": arguments,
+        "resumed": resumed,
+        "versions": versions(),
+        "summary": {key: value for key, value in summary.items() if key != "name"},
+    }
+    beside = output.with_name(f"{output.name}.json")
+    write_json(beside, record)
+    table = Table("", "", title=f"{task_id}, {arguments['behaviour']}", show_header=False)
+    for key in ("trajectories", "transitions", "return_range", "cost_range", "length_range"):
+        value = summary[key]
+        text = " .. ".join(f"{v:.5g}" for v in value) if isinstance(value, tuple) else str(value)
+        table.add_row(key.replace("_", " "), text)
+    console.print(table)
+    echo(f"File: {output} ({output.stat().st_size / 1e6:.1f} MB), how it was made: {beside}")
+
+
+def command_line(task_id: str, output: Path, arguments: dict[str, Any]) -> str:
+    """The command that collects the same data; `penalties` are said for ppo only."""
+    command = ["rcdt", "collect", task_id, "--output", str(output)]
+    for name, value in arguments.items():
+        if name == "penalties" and arguments["behaviour"] != "ppo":
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join(command)
+
+
+def convert(
+    source: Annotated[str, tyro.conf.Positional], target: Annotated[str, tyro.conf.Positional]
+) -> int:
+    """Copy a dataset between DSRL's HDF5 layout and Minari (cost in the infos).
+
+    Args:
+        source: An HDF5 file, or the id of a local Minari dataset.
+        target: An HDF5 file (.hdf5, .h5), or a new Minari id such as robot/pick-v0.
+    """
+    from rcdt_agent.data import TrajectoryDataset
+
+    is_file = {name: Path(name).suffix in (".hdf5", ".h5") for name in (source, target)}
+    read = TrajectoryDataset.from_hdf5 if is_file[source] else TrajectoryDataset.from_minari
+    data = read(source)
+    if is_file[target]:
+        data.to_hdf5(target)
+    else:
+        data.to_minari(target)
+    echo(f"{len(data)} trajectories, {data.n_transitions} steps: {target}")
+    return 0

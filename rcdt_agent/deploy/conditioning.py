@@ -1,0 +1,283 @@
+"""From a cost budget, and what an episode has earned and spent, to the policy's tokens.
+
+Everything that decides about tokens is here: target returns, margin, replanning, the exhausted
+budget and calibration. Wrappers and states only report what happened.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.config import Config
+from rcdt_agent.data.frontier import MIN_TRAJECTORIES, Outcomes, ReturnToGoTable
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.stats import bootstrap_means
+
+TargetReturn = str | float
+"""`auto` (from the data), `paper` (the published table), or a number."""
+
+_CALIBRATION_RESAMPLES = 1000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Conditioning:
+    """The rules by which tokens are set; with all switches off, the paper's.
+
+    Attributes:
+        outcomes: Returns and costs of the training episodes.
+        table: What the data still earned from a step on, given what they still spent.
+        published: Budget -> target return, as published with CDT; empty without a DSRL task.
+        quantile: Which return among the episodes within the budget `auto` asks for.
+        margin: Share of the budget held back: the tokens ask for the rest.
+        ctg_floor: Smallest cost-to-go asked for; None lets it go below zero.
+        replan: Never ask for more return than the data show from here on.
+        exhausted_mode: The same once the budget is spent, with a cost-to-go of zero.
+        calibration: From a budget to the token that keeps it; None: the budget itself.
+    """
+
+    outcomes: Outcomes
+    table: ReturnToGoTable
+    published: tuple[tuple[float, float], ...] = ()
+    quantile: float = 0.9
+    margin: float = 0.0
+    ctg_floor: float | None = None
+    replan: bool = False
+    exhausted_mode: bool = False
+    calibration: TokenCalibration | None = None
+
+    @classmethod
+    def from_config(cls, config: Config, **data: Any) -> Conditioning:
+        """The rules that a configuration asks for; `data` are the other fields."""
+        return cls(
+            quantile=config.target_quantile,
+            margin=config.budget_margin,
+            ctg_floor=config.ctg_floor,
+            replan=config.replan,
+            exhausted_mode=config.exhausted_mode,
+            **data,
+        )
+
+    def token(self, cost_budget: npt.ArrayLike) -> Float32Array:
+        """What the policy is asked to spend in an episode with this budget (a number or (N,))."""
+        budget = np.asarray(cost_budget, dtype=np.float32)
+        if self.calibration is not None:
+            budget = self.calibration.token(budget)
+        return np.asarray(budget * np.float32(1 - self.margin))
+
+    def target_return(self, cost_budget: float, request: TargetReturn = "auto") -> float:
+        """The return that an episode at this budget is asked for.
+
+        Args:
+            cost_budget: What the episode may cost.
+            request: `auto`, `paper` or a number.
+
+        Raises:
+            InvalidArgumentError: Unknown word, no published table, or not a finite number.
+        """
+        if request == "auto":
+            return self.outcomes.target_return(float(self.token(cost_budget)), self.quantile)
+        if request == "paper":
+            if not self.published:
+                raise InvalidArgumentError(
+                    "`target_return='paper'` needs a DSRL task: the agent was not made by "
+                    "`from_dsrl`. Use 'auto' or a number."
+                )
+            budgets, targets = zip(*self.published, strict=True)
+            return float(np.interp(cost_budget, budgets, targets))
+        if isinstance(request, str) or not np.isfinite(request):
+            raise InvalidArgumentError(
+                f"`target_return` must be 'auto', 'paper' or a finite number, got {request!r}."
+            )
+        return float(request)
+
+    def targets(self, state: AgentState) -> tuple[Float32Array, Float32Array]:
+        """Target return and budget (N,) of the tokens at the present step of each episode.
+
+        Earlier tokens of the window follow from them by what was earned and spent since, as in
+        the data.
+        """
+        left = self.token(state.cost_budget) - state.total_cost
+        exhausted = left <= 0
+        floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
+        if floor is not None:
+            left = np.maximum(left, np.float32(floor))
+        target = state.target_return
+        capped = exhausted if self.exhausted_mode and not self.replan else self.replan
+        if np.any(capped):
+            most = state.total_return + self.table(state.steps - 1, left)
+            target = np.where(capped, np.minimum(target, most), target)
+        return target, state.total_cost + left
+
+    def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
+        """Say aloud, with the numbers, when the data do not cover the request."""
+        outcomes, token = self.outcomes, float(self.token(cost_budget))
+        asked = max(cost_budget, token)
+        within = outcomes.n_within(asked)
+        best = outcomes.frontier.best_return(asked)
+        if within < min(MIN_TRAJECTORIES, len(outcomes)):
+            warnings.warn(
+                f"The cost budget {asked:g} is covered by {within} of {len(outcomes)} training "
+                f"trajectories (the cheapest costs {outcomes.costs.min():g}): expect the budget "
+                f"to be exceeded.",
+                stacklevel=3,
+            )
+        elif target_return > best + 1e-6 * abs(best):
+            warnings.warn(
+                f"The target return {target_return:g} exceeds the best return {best:g} that any "
+                f"training trajectory reached within the cost budget {asked:g}: the policy is "
+                f"asked for what nobody showed it.",
+                stacklevel=3,
+            )
+        if self.calibration is not None:
+            self.calibration.warn_if_uncovered(cost_budget)
+
+    def to_dict(self) -> dict[str, Any]:
+        """What is not in the configuration, as plain values for a checkpoint."""
+        return {
+            "outcomes": self.outcomes.to_dict(),
+            "table": self.table.to_dict(),
+            "published": [list(pair) for pair in self.published],
+            "calibration": self.calibration.to_dict() if self.calibration else None,
+        }
+
+    @classmethod
+    def from_dict(cls, config: Config, values: dict[str, Any]) -> Conditioning:
+        """The inverse of `to_dict`."""
+        calibration = values["calibration"]
+        return cls.from_config(
+            config,
+            outcomes=Outcomes.from_dict(values["outcomes"]),
+            table=ReturnToGoTable.from_dict(values["table"]),
+            published=tuple((float(b), float(t)) for b, t in values["published"]),
+            calibration=TokenCalibration.from_dict(calibration) if calibration else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TokenCalibration:
+    """What episodes cost at each token, measured in an environment, and how sure that is.
+
+    Attributes:
+        tokens: (T,) increasing cost budgets the policy was given.
+        costs: (T,) mean cost of the episodes, fitted to never fall with the token.
+        upper: (T,) upper confidence bound of that mean.
+        confidence: Of the bound, one-sided.
+        n_episodes: Episodes per token.
+        seed: Episode e was reset with `seed + e`.
+    """
+
+    tokens: Float64Array
+    costs: Float64Array
+    upper: Float64Array
+    confidence: float
+    n_episodes: int
+    seed: int
+
+    @classmethod
+    def fit(
+        cls, tokens: npt.ArrayLike, episode_costs: Float64Array, *, confidence: float, seed: int
+    ) -> TokenCalibration:
+        """Fit the curve and bootstrap its bound.
+
+        Args:
+            tokens: (T,) increasing.
+            episode_costs: (T, E) cost of each episode.
+            confidence: One-sided, in [0.5, 1).
+            seed: Of the episodes and of the bootstrap.
+        """
+        if not 0.5 <= confidence < 1:
+            raise InvalidArgumentError(f"`confidence` must be in [0.5, 1), got {confidence}.")
+        rng = np.random.default_rng(seed)
+        means = bootstrap_means(episode_costs, rng, _CALIBRATION_RESAMPLES)
+        return cls(
+            tokens=np.asarray(tokens, dtype=np.float64),
+            costs=isotonic_fit(episode_costs.mean(1)),
+            upper=np.quantile(isotonic_fit(means), confidence, axis=0),
+            confidence=confidence,
+            n_episodes=episode_costs.shape[1],
+            seed=seed,
+        )
+
+    def token(self, cost_budget: npt.ArrayLike) -> Float32Array:
+        """The largest token whose upper bound is within the budget, between tokens linearly.
+
+        Below the bound of the smallest token, that token: `warn_if_uncovered` says so.
+        """
+        # Of tokens with equal bounds the largest counts: steps of the curve are read at their end.
+        bounds, last = np.unique(self.upper[::-1], return_index=True)
+        tokens = self.tokens[::-1][last]
+        found = np.interp(np.asarray(cost_budget, dtype=np.float64), bounds, tokens)
+        return np.asarray(found, dtype=np.float32)
+
+    def warn_if_uncovered(self, cost_budget: float) -> None:
+        """Say aloud when no measured token keeps the budget."""
+        if self.upper[0] > cost_budget:
+            warnings.warn(
+                f"No token kept the cost budget {cost_budget:g} in calibration: the smallest cost "
+                f"{self.costs[0]:.3g} on average (at most {self.upper[0]:.3g} with "
+                f"{self.confidence:.0%} confidence).",
+                stacklevel=4,
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as stored in a checkpoint."""
+        arrays = {name: getattr(self, name).tolist() for name in ("tokens", "costs", "upper")}
+        return {
+            **arrays,
+            "confidence": self.confidence,
+            "n_episodes": self.n_episodes,
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> TokenCalibration:
+        """The inverse of `to_dict`."""
+        arrays = {name: np.asarray(values[name], float) for name in ("tokens", "costs", "upper")}
+        if len({array.shape for array in arrays.values()}) != 1 or arrays["tokens"].ndim != 1:
+            raise ValueError("a calibration's rows must be as long as each other")
+        return cls(
+            **arrays,
+            confidence=float(values["confidence"]),
+            n_episodes=int(values["n_episodes"]),
+            seed=int(values["seed"]),
+        )
+
+
+def isotonic_fit(values: Float64Array) -> Float64Array:
+    """Least-squares fit (..., T) that never falls along the last axis.
+
+    The max-min formula of isotonic regression, for many rows at once; fine for tens of values.
+    """
+    size = values.shape[-1]
+    sums = np.concatenate((np.zeros_like(values[..., :1]), np.cumsum(values, axis=-1)), axis=-1)
+    fit = np.full(values.shape, -np.inf)
+    for start in range(size):
+        lengths = np.arange(1, size - start + 1)
+        means = (sums[..., start + 1 :] - sums[..., start : start + 1]) / lengths
+        smallest = np.minimum.accumulate(means[..., ::-1], axis=-1)[..., ::-1]
+        fit[..., start:] = np.maximum(fit[..., start:], smallest)
+    return fit
+
+
+def token_grid(budgets: npt.ArrayLike, largest_cost: float, n_tokens: int) -> Float64Array:
+    """Tokens worth measuring for some budgets: zero, then in equal ratios to beyond the largest.
+
+    Args:
+        budgets: The budgets that will be asked for, >= 0.
+        largest_cost: In the training data; tokens beyond it mean nothing.
+        n_tokens: How many, >= 3.
+    """
+    requested = np.asarray(budgets, dtype=np.float64)
+    positive = requested[requested > 0]
+    if n_tokens < 3 or not len(positive):
+        raise InvalidArgumentError("Calibration needs a positive budget and at least 3 tokens.")
+    first = positive.min() / 5
+    last = min(positive.max() * 1.5, max(largest_cost, positive.max()))
+    return np.concatenate(([0.0], np.geomspace(first, last, n_tokens - 1)))

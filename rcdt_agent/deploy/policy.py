@@ -1,0 +1,278 @@
+"""What a trained agent needs to act, as one object: networks, normaliser, conditioning, spaces."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import replace
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent.config import Config
+from rcdt_agent.critics import TwinCritics
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
+from rcdt_agent.deploy.conditioning import Conditioning
+from rcdt_agent.deploy.shield import CriticShield
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model import Gaussian, PolicyTransformer, Window
+from rcdt_agent.normalizer import Normalizer
+from rcdt_agent.tasks.registry import Task
+
+CPU_CHUNK = 163_840
+"""Size of an activation (tokens times width) when many environments act on a CPU: it stays in the
+cache."""
+
+
+class Policy(nn.Module):
+    """Base of what algorithms train: tensors in the state dict, the rest in `to_dict`."""
+
+    def __init__(
+        self,
+        normalizer: Normalizer,
+        observation_space: gym.spaces.Box,
+        action_space: gym.spaces.Box,
+    ) -> None:
+        """Hold what every policy has."""
+        super().__init__()
+        self.normalizer = normalizer
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    @property
+    @abstractmethod
+    def outcomes(self) -> Outcomes:
+        """Returns and costs of the training episodes."""
+
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """What a checkpoint keeps besides tensors, configuration and spaces; plain values."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the policy computes."""
+        return self.normalizer.obs_mean.device
+
+    def observation_rows(self, observation: Any) -> tuple[Float32Array, bool]:
+        """Observations (N, O), and whether a single one was given.
+
+        Raises:
+            InvalidArgumentError: Wrong shape, or not finite.
+        """
+        shape = self.observation_space.shape
+        array = np.asarray(observation, dtype=np.float32)
+        single = array.shape == shape
+        if not single and array.shape[1:] != shape:
+            raise InvalidArgumentError(
+                f"`observation` must have shape {shape}, or (N, {', '.join(map(str, shape))}) for "
+                f"N environments, got {array.shape}."
+            )
+        if not np.isfinite(array).all():
+            raise InvalidArgumentError(f"`observation` must be finite, got {observation}.")
+        return array.reshape(1 if single else len(array), -1), single
+
+
+class ConditionedPolicy(Policy):
+    """The transformer policy, conditioned on return-to-go and cost-to-go, and its critics.
+
+    Attributes:
+        transformer: Windows to action distributions.
+        critics: Of reward and cost, as far as the configuration trains them.
+        conditioning: From budgets to tokens.
+        episode_length: Longest episode.
+        cost_limit: c_lim of the trajectory weights, and the default unit of cost.
+        shield_candidates: Actions that the critic shield chooses from; 0: no shield.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        normalizer: Normalizer,
+        conditioning: Conditioning,
+        observation_space: gym.spaces.Box,
+        action_space: gym.spaces.Box,
+        *,
+        episode_length: int,
+        cost_limit: float,
+    ) -> None:
+        """Make the networks that the configuration asks for."""
+        super().__init__(normalizer, observation_space, action_space)
+        self.conditioning = conditioning
+        self.episode_length = episode_length
+        self.cost_limit = cost_limit
+        self.cost_discount = config.cost_discount
+        self.shield_candidates = config.shield_candidates
+        sizes = len(normalizer.obs_mean), len(normalizer.action_low)
+        in_episode = config.positions == "episode"
+        self.transformer = PolicyTransformer(
+            *sizes,
+            n_timesteps=config.context_length + (episode_length if in_episode else 0),
+            absolute_timesteps=in_episode,
+            n_layers=config.n_layers,
+            n_heads=config.n_heads,
+            width=config.embedding_size,
+            cost_token=config.cost_token,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            log_std_range=config.log_std_range,
+            cost_head=config.cost_head_weight > 0,
+        )
+        self.critics = TwinCritics(
+            dict.fromkeys(config.critic_signals, 1.0),
+            *sizes,
+            width=config.critic_width,
+            n_layers=config.critic_layers,
+        )
+
+    @classmethod
+    def from_data(
+        cls, config: Config, dataset: TrajectoryDataset, task: Task | None, **spaces: gym.spaces.Box
+    ) -> ConditionedPolicy:
+        """An untrained policy; everything that depends on the data is fixed here."""
+        outcomes = dataset.outcomes
+        reference = task.reference_budget if task else outcomes.typical_cost
+        cost_limit = max(reference, 1e-3) if config.cost_limit is None else config.cost_limit
+        normalizer = Normalizer.fit(
+            dataset,
+            spaces["action_space"],
+            normalize_observations=config.normalize_observations,
+            rtg_scale=config.rtg_scale or float(np.ptp(outcomes.returns)) or 1.0,
+            ctg_scale=config.ctg_scale or max(cost_limit, 1e-3),
+            ctg_shape=config.ctg_shape,
+        )
+        table = ReturnToGoTable.fit(dataset, quantile=config.target_quantile, cost_unit=cost_limit)
+        published: tuple[tuple[float, float], ...] = ()
+        if task and task.published_targets:
+            published = tuple(zip(task.budgets, task.published_targets, strict=True))
+        conditioning = Conditioning.from_config(
+            config,
+            outcomes=outcomes,
+            table=table,
+            published=published,
+        )
+        policy = cls(
+            config,
+            normalizer,
+            conditioning,
+            **spaces,
+            episode_length=max(int(dataset.lengths.max()), task.episode_length if task else 0),
+            cost_limit=cost_limit,
+        )
+        sums = {
+            "reward": float(np.abs(dataset.rewards).mean()) / (1 - config.discount),
+            "cost": float(dataset.costs.mean()) / (1 - config.cost_discount),
+        }
+        for signal in policy.critics.signals:  # their unit is the size of the discounted sums
+            policy.critics.unit(signal).fill_(max(sums[signal], 1e-3))
+        return policy
+
+    @property
+    def outcomes(self) -> Outcomes:
+        """Returns and costs of the training episodes."""
+        return self.conditioning.outcomes
+
+    def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
+        """Action distribution, in [-1, 1], of windows in task units."""
+        distribution: Gaussian = self.transformer(
+            self.normalizer.window(window), last_only=last_only
+        )
+        return distribution
+
+    @torch.inference_mode()
+    def act(
+        self, state: AgentState, *, deterministic: bool, generator: torch.Generator
+    ) -> tuple[Float32Array, AgentState]:
+        """Actions (N, A) of the space at the present step of each episode, noted in the state."""
+        if self.training:
+            self.eval()
+        target_return, cost_budget = self.conditioning.targets(state)
+        last = self._present(state, state.window(target_return, cost_budget, self.device))
+        chosen = last.mode()
+        if not deterministic:
+            chosen = last.rsample(Gaussian.draw_noise(last.mean, generator))
+        replaced = np.zeros(state.n_envs, dtype=np.bool_)
+        if self.shield_candidates:
+            left = cost_budget - state.total_cost
+            chosen, replaced = self._shielded(state, last, chosen, left)
+        actions = self.normalizer.unscale_actions(chosen).cpu().numpy()
+        return actions, state.with_action(actions, replaced)
+
+    def _present(self, state: AgentState, window: Window) -> Gaussian:
+        """The distribution (N, A) at the present step of each window."""
+        position = state.position
+        last_only = bool((position == position[0]).all())
+        n_windows, n_steps = window.mask.shape
+        size = n_windows
+        if self.device.type == "cpu":
+            size = self.transformer.windows_within(CPU_CHUNK, n_steps)
+        distribution = Gaussian.cat(
+            [self(part, last_only=last_only) for part in window.split(size)]
+        )
+        if last_only:
+            return distribution[:, 0]
+        # Episodes of different age: the present step is not the last one of every window.
+        return distribution[torch.arange(n_windows), torch.from_numpy(position)]
+
+    def _shielded(
+        self, state: AgentState, policy: Gaussian, chosen: Tensor, left: Float32Array
+    ) -> tuple[Tensor, BoolArray]:
+        shield = CriticShield(
+            critics=self.critics,
+            cost_discount=self.cost_discount,
+            episode_length=self.episode_length,
+            n_candidates=self.shield_candidates,
+        )
+        newest = state.obs[np.arange(state.n_envs), state.position]
+        obs = self.normalizer.obs(torch.from_numpy(newest).to(self.device))
+        return shield.choose(obs, policy, chosen, left, state.steps - 1)
+
+    def configure(self, config: Config) -> None:
+        """Take over the deployment settings of a configuration."""
+        data = {
+            name: getattr(self.conditioning, name)
+            for name in ("outcomes", "table", "published", "calibration")
+        }
+        self.conditioning = Conditioning.from_config(config, **data)
+        self.shield_candidates = config.shield_candidates
+
+    def calibrate(self, calibration: Any) -> None:
+        """Translate budgets by a `TokenCalibration` from here on; None: not any more."""
+        self.conditioning = replace(self.conditioning, calibration=calibration)
+
+    @classmethod
+    def from_dict(
+        cls,
+        config: Config,
+        values: dict[str, Any],
+        observation_space: gym.spaces.Box,
+        action_space: gym.spaces.Box,
+    ) -> ConditionedPolicy:
+        """The inverse of `to_dict`; tensors come from the state dict."""
+        sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
+        lengths = int(values["episode_length"]), float(values["cost_limit"])
+        if min(lengths) < 0:
+            raise InvalidArgumentError(
+                f"`episode_length` and `cost_limit` must be >= 0, got {lengths}."
+            )
+        return cls(
+            config,
+            Normalizer(*sizes, config.ctg_shape),
+            Conditioning.from_dict(config, values["conditioning"]),
+            observation_space,
+            action_space,
+            episode_length=lengths[0],
+            cost_limit=lengths[1],
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        return {
+            "conditioning": self.conditioning.to_dict(),
+            "episode_length": self.episode_length,
+            "cost_limit": self.cost_limit,
+        }

@@ -1,0 +1,1 @@
+"""What is done with agents: run folders, reports, benchmarks, searches for settings."""

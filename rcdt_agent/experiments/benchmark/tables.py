@@ -1,0 +1,314 @@
+"""Markdown tables of a benchmark's results, in the paper's layout and budget by budget.
+
+Every table is a pure function of the results' JSON: a page that shows one can be checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.benchmark.published import find_published
+from rcdt_agent.experiments.benchmark.results import MethodSummary, Results, best_of, summarize
+
+STAR = "★"
+_MARKER = re.compile(r"<!-- table:(?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
+
+
+def results_tables(results: Results) -> str:
+    """All tables as one Markdown text."""
+    headings = {
+        "main": "All tasks, in the paper's layout",
+        "published": "The paper's own numbers",
+        "training": "Training",
+        "commands": "Commands",
+    }
+    parts = []
+    for name, table in make_tables(results).items():
+        kind, _, task = name.partition(":")
+        heading = headings.get(name) or {
+            "summary": f"{task}: methods",
+            "budgets": f"{task}: budget by budget",
+        }.get(kind, name)
+        parts.append(f"## {heading}\n\n{table}")
+    return "\n\n".join(parts) + "\n"
+
+
+def make_tables(results: Results) -> dict[str, str]:
+    """Every table by the name that stands in a page's markers.
+
+    `main` (the paper's layout), `summary:TASK` (the stricter rule: every budget kept),
+    `budgets:TASK`, `published`, `training` and `commands`; blanks in TASK become `-`.
+    """
+    found = _summaries(results)
+    tables = {"main": main_table(results, found)}
+    for task, rows in found.items():
+        tables[f"summary:{_slug(task)}"] = summary_table(results, task, rows)
+        tables[f"budgets:{_slug(task)}"] = budgets_table(results, task, rows)
+    tables["published"] = published_table(results)
+    tables["training"] = training_table(results)
+    tables["commands"] = commands_table(results)
+    return tables
+
+
+def fill_page(page: str, results: Results, *, prefix: str = "") -> str:
+    """Put tables between a page's markers.
+
+    A marker is a line `<!-- table:NAME -->`; what follows up to a line `<!-- end -->` is replaced.
+
+    Args:
+        page: Markdown.
+        results: As `collect_results` returns them.
+        prefix: Only names that begin with it are filled, by the table of the rest of the name: a
+            page can show several results.
+
+    Raises:
+        InvalidArgumentError: The page asks for a table that there is not.
+    """
+    tables = make_tables(results)
+
+    def fill(match: re.Match[str]) -> str:
+        name = match["name"].strip()
+        if not name.startswith(prefix) or (not prefix and "/" in name):
+            return match[0]
+        key = name.removeprefix(prefix)
+        if key not in tables:
+            raise InvalidArgumentError(
+                f"The page asks for the table {name!r}; there are {', '.join(tables)}."
+            )
+        return f"<!-- table:{name} -->\n{tables[key]}\n<!-- end -->"
+
+    return _MARKER.sub(fill, page)
+
+
+# -------------------------------------------------------------------- the tables
+
+
+def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
+    """Rows tasks, columns methods: normalised return / normalised cost."""
+    methods = list(results["methods"])
+    rows = []
+    for task, by_method in found.items():
+        best = best_of(list(by_method.values()), strict=False)
+        cells = [
+            _pair(f.normalized_return, f.normalized_cost, f.safe, f.method == best)
+            if (f := by_method.get(method))
+            else "-"
+            for method in methods
+        ]
+        rows.append([task, *cells])
+    if len(rows) > 1:
+        rows.append(["Average", *(_average(found, method) for method in methods)])
+    note = (
+        f"Normalised return / normalised cost, mean over budgets, seeds and "
+        f"{results['protocol']['episodes']} episodes a budget. **Bold**: safe by the paper's rule, "
+        f"normalised cost averaged over the budgets below 1. {STAR}: highest return among the safe."
+    )
+    return _table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
+
+
+def summary_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
+    """Rows methods, with intervals, budgets kept and episodes over budget."""
+    best = best_of(list(by_method.values()), strict=True)
+    rows = []
+    for f in by_method.values():
+        name = f"**{f.method}**" if f.keeps_all else f.method
+        rows.append(
+            [
+                name + (f" {STAR}" if f.method == best else ""),
+                f"{f.normalized_return:.3f} {_span(f.return_interval, 3)}",
+                f"{f.normalized_cost:.2f} {_span(f.cost_interval, 2)}",
+                f"{f.kept} of {len(f.budgets)}",
+                f"{f.over_budget:.0%}",
+                str(len(f.seeds)),
+            ]
+        )
+    head = [
+        "method", "norm. return", "norm. cost", "budgets kept", "episodes over budget", "seeds",
+    ]  # fmt: skip
+    note = (
+        f"95 % bootstrap intervals over seeds and episodes. **Bold**: the mean cost is within the "
+        f"budget at every budget. {STAR}: highest return among those."
+    )
+    return _table(head, rows) + f"\n\n{note}"
+
+
+def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
+    """Rows methods and budgets: return, cost, episodes over budget."""
+    rows = []
+    shielded = any(b.interventions for f in by_method.values() for b in f.budgets)
+    for f in by_method.values():
+        for b in f.budgets:
+            cost = f"{b.mean_cost:.1f} {_span(b.cost_interval, 1)}"
+            rows.append(
+                [
+                    f.method,
+                    f"{b.budget:g}",
+                    f"{b.mean_return:.1f} {_span(b.return_interval, 1)}",
+                    f"**{cost}**" if b.passed else cost,
+                    f"{b.over_budget:.0%}",
+                    f"{b.seeds_passed} of {len(f.seeds)}",
+                    *([f"{b.interventions:.0%}"] if shielded else []),
+                ]
+            )
+    head = ["method", "budget", "return", "cost", "episodes over budget", "seeds that keep it"]
+    head += ["steps shielded"] if shielded else []
+    return _table(head, rows) + (
+        "\n\nMeans over seeds and episodes with 95 % bootstrap intervals. **Bold**: within the "
+        "budget."
+    )
+
+
+def published_table(results: Results) -> str:
+    """The paper's scores of the tasks shown, apart from ours."""
+    scores = {
+        label: find_published(_short(label), task["variant"])
+        for label, task in results["tasks"].items()
+    }
+    scores = {label: found for label, found in scores.items() if found}
+    if not scores:
+        return "The paper reports none of these tasks."
+    methods = list(dict.fromkeys(method for found in scores.values() for method in found))
+    rows = []
+    for label, found in scores.items():
+        safe = [score for score in found.values() if score.safe]
+        best = max((score.normalized_return for score in safe), default=None)
+        cells = [
+            _pair(s.normalized_return, s.normalized_cost, s.safe, s.safe and
+                  s.normalized_return == best)
+            if (s := found.get(method)) else "-"
+            for method in methods
+        ]  # fmt: skip
+        rows.append([label, *cells])
+    own = [label for label in scores if not results["tasks"][label]["published"]]
+    note = (
+        "From the paper, on DSRL's datasets with five seeds: normalised return / normalised cost."
+    )
+    if own:
+        files = ", ".join(f"{label}: {results['tasks'][label]['file']}" for label in own)
+        note += (
+            f" **Not comparable with our numbers** for {', '.join(own)}: ours are on other data "
+            f"({files}) and normalised by its range."
+        )
+    return _table(["task (paper)", *methods], rows) + f"\n\n{note}"
+
+
+def training_table(results: Results) -> str:
+    """How trainings ended: time, lambda, J_c, effective sample size of W, critics' error."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for training in results["trainings"].values():
+        groups.setdefault((training["task"], training["method"]), []).append(training)
+    rows = []
+    for (task, method), trainings in groups.items():
+
+        def mean(values: Iterable[float | None], digits: int = 2) -> str:
+            known = [value for value in values if value is not None]
+            return f"{sum(known) / len(known):.{digits}f}" if known else "-"
+
+        errors = [
+            [training.get("critic_error", {}).get(kind) for training in trainings]
+            for kind in ("reward", "cost")
+        ]
+        rows.append(
+            [
+                task,
+                method,
+                str(trainings[0]["steps"]),
+                mean((training["seconds"] / 60 for training in trainings), 1),
+                mean(_lambda(training["metrics"]) for training in trainings),
+                *(
+                    mean(training["metrics"].get(name) for training in trainings)
+                    for name in ("cost_estimate", "weight_ess")
+                ),
+                *(
+                    mean(e and e["rmse"] / e["deviation"] if e and e["deviation"] else None
+                         for e in kind)
+                    for kind in errors
+                ),
+            ]
+        )  # fmt: skip
+    head = [
+        "task", "policy", "steps", "minutes", "lambda", "J_c", "sample size of W",
+        "error of Q", "error of C",
+    ]  # fmt: skip
+    kinds = {t["critic_error_on"] for t in results["trainings"].values() if t.get("critic_error")}
+    note = (
+        "Means over seeds at the end of training. J_c: the critic's mean cost under the policy, as "
+        "dual ascent compares it. Sample size of W: effective, as a share of the batch. Error of a "
+        "critic: rmse against the discounted sums along recorded trajectories "
+        f"({', '.join(sorted(kinds)) or 'none'}), in units of their standard deviation; a proxy, "
+        "because the data continue differently from the policy."
+    )
+    return _table(head, rows) + f"\n\n{note}"
+
+
+def commands_table(results: Results) -> str:
+    """The command for the whole, and the one that makes any one cell again."""
+    lines = ["```bash", "# everything", *results["commands"], "# any one cell"]
+    return "\n".join([*lines, *(cell["command"] for cell in results["cells"]), "```"])
+
+
+# -------------------------------------------------------------------- small things
+
+
+def _summaries(results: Results) -> dict[str, dict[str, MethodSummary]]:
+    found = {
+        task: {
+            method: f
+            for method in results["methods"]
+            if (f := summarize(results, task, method)) is not None
+        }
+        for task in results["tasks"]
+    }
+    return {task: by_method for task, by_method in found.items() if by_method}
+
+
+def _average(found: dict[str, dict[str, MethodSummary]], method: str) -> str:
+    rows = [by_method.get(method) for by_method in found.values()]
+    if None in rows:
+        return "-"
+    known = [row for row in rows if row is not None]
+    cost = sum(row.normalized_cost for row in known) / len(known)
+    score = sum(row.normalized_return for row in known) / len(known)
+    return _pair(score, cost, cost < 1, False)
+
+
+def _lambda(metrics: dict[str, float]) -> float | None:
+    """Lambda, where there is a cost penalty."""
+    return metrics.get("lambda") if "cost_estimate" in metrics else None
+
+
+def _sources(results: Results) -> str:
+    lines = []
+    for label, task in results["tasks"].items():
+        kind = "DSRL's own file" if task["published"] else "not the published dataset"
+        lines.append(
+            f"- {label}: {task['file']} ({kind}), {task['trajectories']} trajectories trained on; "
+            f"returns normalised by {task['range_source']}, {task['return_range'][0]:.4g} .. "
+            f"{task['return_range'][1]:.4g}; budgets {', '.join(f'{b:g}' for b in task['budgets'])}"
+        )
+    return "\n".join(lines)
+
+
+def _pair(score: float, cost: float, safe: bool, best: bool) -> str:
+    text = f"{score:.2f} / {cost:.2f}"
+    return (f"**{text}**" if safe else text) + (f" {STAR}" if best else "")
+
+
+def _span(interval: tuple[float, float], digits: int) -> str:
+    return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _short(label: str) -> str:
+    return label.split(" ")[0]
+
+
+def _slug(label: str) -> str:
+    return label.replace(" ", "-").replace(":", "-")

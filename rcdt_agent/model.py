@@ -1,0 +1,278 @@
+"""The policy network: a causal transformer over (RTG, CTG, state, action) tokens.
+
+B windows, T steps, S tokens per step, D width, O observation size, A action size. The tokens of a
+step are ordered RTG, CTG, state, action. The action distribution is read at the state token, which
+attends to everything up to itself. The same module trains, acts and is exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from rcdt_agent import losses
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Window:
+    """What the network sees of B episodes: T consecutive steps, padded on the right.
+
+    The sampler yields windows in units of the task, the deployment state builds them, and
+    `Normalizer.window` scales them for the network.
+
+    Attributes:
+        obs: (B, T, O).
+        actions: (B, T, A) actions taken; the last one is never looked at.
+        rtg: (B, T) return-to-go.
+        ctg: (B, T) cost-to-go.
+        timesteps: (B, T) int64, step of the episode.
+        mask: (B, T) bool, True for real steps.
+    """
+
+    obs: Tensor
+    actions: Tensor
+    rtg: Tensor
+    ctg: Tensor
+    timesteps: Tensor
+    mask: Tensor
+
+    def split(self, size: int) -> list[Self]:
+        """Micro-batches of at most `size` windows."""
+        if size >= len(self.mask):
+            return [self]
+        names = [field.name for field in fields(self)]
+        parts = zip(*(getattr(self, name).split(size) for name in names), strict=True)
+        return [type(self)(**dict(zip(names, part, strict=True))) for part in parts]
+
+
+class Gaussian:
+    """Diagonal Gaussian over actions in [-1, 1]; samples and mode are clipped to the box."""
+
+    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
+        """Mean and log standard deviation, each (..., A)."""
+        self.mean = mean
+        self.log_std = log_std
+
+    @staticmethod
+    def cat(parts: Sequence[Gaussian]) -> Gaussian:
+        """Join distributions along the first axis."""
+        if len(parts) == 1:
+            return parts[0]
+        return Gaussian(
+            torch.cat([part.mean for part in parts]), torch.cat([part.log_std for part in parts])
+        )
+
+    def __getitem__(self, rows: Any) -> Gaussian:
+        """The distributions at an index."""
+        return Gaussian(self.mean[rows], self.log_std[rows])
+
+    def log_prob(self, actions: Tensor) -> Tensor:
+        """(...,) log density, averaged over action dimensions."""
+        return losses.gaussian_log_prob(actions, self.mean, self.log_std)
+
+    def entropy(self) -> Tensor:
+        """(...,) entropy, averaged over action dimensions."""
+        return losses.gaussian_entropy(self.log_std)
+
+    @staticmethod
+    def draw_noise(like: Tensor, generator: torch.Generator) -> Tensor:
+        """Standard noise for `rsample`, (..., A) as `like`; the generator is on the CPU."""
+        return torch.randn(like.shape, generator=generator).to(like.device)
+
+    def rsample(self, noise: Tensor) -> Tensor:
+        """(..., A) the draw that `noise` stands for; gradients reach mean and deviation."""
+        return (self.mean + self.log_std.exp() * noise).clamp(-1.0, 1.0)
+
+    def mode(self) -> Tensor:
+        """(..., A) the most likely action."""
+        return self.mean.clamp(-1.0, 1.0)
+
+
+class GaussianHead(nn.Module):
+    """Hidden states (..., D) to a `Gaussian` over actions (..., A)."""
+
+    def __init__(self, width: int, action_size: int, log_std_range: tuple[float, float]) -> None:
+        """Make the output layer of mean and log standard deviation."""
+        super().__init__()
+        self.log_std_range = log_std_range
+        self.linear = nn.Linear(width, 2 * action_size)
+
+    def forward(self, hidden: Tensor) -> Gaussian:
+        """The action distribution, in float32 also under autocast."""
+        mean, log_std = self.linear(hidden).float().chunk(2, dim=-1)
+        return Gaussian(mean, log_std.clamp(*self.log_std_range))
+
+
+class Block(nn.Module):
+    """Pre-norm transformer block: causal self-attention, then an MLP four times as wide."""
+
+    def __init__(self, width: int, n_heads: int, dropout: float, attention_dropout: float) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.n_heads = n_heads
+        self.attention_dropout = attention_dropout
+        self.norm_attention = nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm_mlp = nn.LayerNorm(width)
+        self.mlp = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor, queries: slice = slice(None)) -> Tensor:
+        """Hidden states at the positions `queries` (default: all); each attends up to itself.
+
+        Args:
+            x: (B, L, D).
+            queries: Positions to compute; the others serve as keys and values only.
+        """
+        size_b, length, width = x.shape
+        head = width // self.n_heads
+        # (B, L, 3 D) -> three times (B, heads, L, head)
+        qkv = self.query_key_value(self.norm_attention(x)).view(size_b, length, 3, -1, head)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(
+            q[:, :, queries],
+            k,
+            v,
+            attn_mask=_causal_mask(length, queries, x.device),
+            dropout_p=self.attention_dropout if self.training else 0.0,
+            is_causal=queries == slice(None),
+        )
+        attended = attended.transpose(1, 2).reshape(size_b, -1, width)
+        x = x[:, queries] + self.dropout(self.out(attended))
+        y: Tensor = x + self.dropout(self.mlp(self.norm_mlp(x)))
+        return y
+
+
+def _causal_mask(length: int, queries: slice, device: torch.device) -> Tensor | None:
+    """(queries, L) bool, which positions each query attends to; None where no mask is needed."""
+    if queries in (slice(None), slice(length - 1, None)):
+        return None  # all positions: `is_causal` says it; the last position attends to all
+    positions = torch.arange(length, device=device)
+    return positions[None, :] <= positions[queries, None]
+
+
+class PolicyTransformer(nn.Module):
+    """Action distribution at every state of a window, given what is left to earn and to spend."""
+
+    def __init__(
+        self,
+        observation_size: int,
+        action_size: int,
+        *,
+        n_timesteps: int,
+        absolute_timesteps: bool = True,
+        n_layers: int = 3,
+        n_heads: int = 8,
+        width: int = 128,
+        cost_token: bool = True,
+        dropout: float = 0.1,
+        attention_dropout: float = 0.1,
+        log_std_range: tuple[float, float] = (-5.0, 2.0),
+        cost_head: bool = False,
+    ) -> None:
+        """Make the network.
+
+        Args:
+            observation_size: O.
+            action_size: A.
+            n_timesteps: Rows of the timestep embedding; later steps use the last row.
+            absolute_timesteps: Embed a step's position in the episode; else in the window.
+            n_layers: Blocks.
+            n_heads: Attention heads.
+            width: D.
+            cost_token: Whether CTG is a token.
+            dropout: On embeddings and residual branches.
+            attention_dropout: On attention weights.
+            log_std_range: Bounds of the log standard deviation.
+            cost_head: Whether to predict, from state and action, if the step costs.
+        """
+        super().__init__()
+        self.width = width
+        self.cost_token = cost_token
+        self.absolute_timesteps = absolute_timesteps
+        self.embed_rtg = nn.Linear(1, width)
+        self.embed_ctg = nn.Linear(1, width) if cost_token else None
+        self.embed_obs = nn.Linear(observation_size, width)
+        self.embed_action = nn.Linear(action_size, width)
+        self.embed_time = nn.Embedding(n_timesteps, width)
+        self.norm_in = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.blocks = nn.ModuleList(
+            Block(width, n_heads, dropout, attention_dropout) for _ in range(n_layers)
+        )
+        self.norm_out = nn.LayerNorm(width)
+        self.head = GaussianHead(width, action_size, log_std_range)
+        self.cost_head = nn.Linear(width + action_size, 1) if cost_head else None
+        self.apply(_initialise)
+
+    @property
+    def tokens_per_step(self) -> int:
+        """S: RTG, CTG (unless off), state, action."""
+        return 4 if self.cost_token else 3
+
+    def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
+        """Action distribution at every step (B, T), or at the last one (B, 1)."""
+        distribution: Gaussian = self.head(self.hidden(window, last_only=last_only))
+        return distribution
+
+    def hidden(self, window: Window, *, last_only: bool = False) -> Tensor:
+        """Hidden states of the state tokens: (B, T, D), or (B, 1, D) of the last one alone.
+
+        The result at step t depends on tokens up to the state of step t, never on `actions[:, t]`
+        or anything later; so padding on the right cannot matter.
+
+        Args:
+            window: Scaled by `Normalizer.window`.
+            last_only: Only the last step of the window, which must be a real one.
+        """
+        x, per_step = self._tokens(window), self.tokens_per_step
+        for block in self.blocks[:-1]:
+            x = block(x)
+        # Only state tokens are read, so the last block computes no others.
+        first = x.shape[1] - 1 if last_only else per_step - 2
+        x = self.blocks[-1](x, slice(first, None, None if last_only else per_step))
+        normed: Tensor = self.norm_out(x)
+        return normed
+
+    def windows_within(self, n_values: int, n_steps: int) -> int:
+        """Windows of `n_steps` whose activations hold at most `n_values` values; at least one."""
+        return max(1, n_values // (n_steps * self.tokens_per_step * self.width))
+
+    def cost_logits(self, hidden: Tensor, actions: Tensor) -> Tensor:
+        """(B, T) log odds that taking `actions` costs; only with `cost_head`."""
+        assert self.cost_head is not None
+        logits: Tensor = self.cost_head(torch.cat((hidden, actions), dim=-1))
+        return logits[..., 0].float()
+
+    def _tokens(self, window: Window) -> Tensor:
+        """(B, T * S - 1, D) token embeddings; the last action is left out, nobody attends to it."""
+        tokens = [self.embed_rtg(window.rtg[..., None])]
+        if self.embed_ctg is not None:
+            tokens.append(self.embed_ctg(window.ctg[..., None]))
+        tokens += [self.embed_obs(window.obs), self.embed_action(window.actions)]
+        timesteps = window.timesteps
+        if not self.absolute_timesteps:
+            timesteps = torch.arange(timesteps.shape[1], device=timesteps.device).expand_as(
+                timesteps
+            )
+        time = self.embed_time(timesteps.clamp(max=self.embed_time.num_embeddings - 1))
+        # S times (B, T, D) -> (B, T, S, D) -> (B, T * S, D)
+        x = (torch.stack(tokens, dim=2) + time[:, :, None]).flatten(1, 2)[:, :-1]
+        embedded: Tensor = self.dropout(self.norm_in(x))
+        return embedded
+
+
+def _initialise(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear):
+        nn.init.zeros_(module.bias)

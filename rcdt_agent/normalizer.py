@@ -1,0 +1,161 @@
+"""How observations, actions and tokens are scaled for the networks; saved with the weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.config import TokenShape
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model import Window
+
+_CHUNK = 65_536  # rows per step of the statistics
+
+
+class Normalizer(nn.Module):
+    """Scales fixed when training begins: task units outside, network units inside.
+
+    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1], tokens are
+    divided by their unit.
+    """
+
+    obs_mean: Tensor
+    obs_std: Tensor
+    action_low: Tensor
+    action_high: Tensor
+    rtg_scale: Tensor
+    ctg_scale: Tensor
+
+    def __init__(
+        self, observation_size: int, action_size: int, ctg_shape: TokenShape = "linear"
+    ) -> None:
+        """Scales of one; `fit` and `load_state_dict` set others."""
+        super().__init__()
+        self.ctg_shape = ctg_shape
+        self.register_buffer("obs_mean", torch.zeros(observation_size))
+        self.register_buffer("obs_std", torch.ones(observation_size))
+        self.register_buffer("action_low", -torch.ones(action_size))
+        self.register_buffer("action_high", torch.ones(action_size))
+        self.register_buffer("rtg_scale", torch.ones(()))
+        self.register_buffer("ctg_scale", torch.ones(()))
+
+    @classmethod
+    def fit(
+        cls,
+        dataset: TrajectoryDataset,
+        action_space: gym.spaces.Box,
+        *,
+        normalize_observations: bool = True,
+        rtg_scale: float = 1.0,
+        ctg_scale: float = 1.0,
+        ctg_shape: TokenShape = "linear",
+    ) -> Normalizer:
+        """Scales of a dataset.
+
+        Args:
+            dataset: Training data.
+            action_space: Its bounds become [-1, 1].
+            normalize_observations: Otherwise observations stay as they are.
+            rtg_scale: Unit of the RTG token.
+            ctg_scale: Unit of the CTG token.
+            ctg_shape: `linear`, or `asinh`, which resolves small budgets among large costs.
+        """
+        normalizer = cls(dataset.observation_size, dataset.action_size, ctg_shape)
+        if normalize_observations:
+            mean, std = _mean_and_std(dataset.observations)
+            normalizer.obs_mean.copy_(torch.from_numpy(mean))
+            normalizer.obs_std.copy_(torch.from_numpy(np.where(std < 1e-6, 1.0, std)))
+        normalizer.action_low.copy_(torch.from_numpy(action_space.low.ravel()))
+        normalizer.action_high.copy_(torch.from_numpy(action_space.high.ravel()))
+        normalizer.rtg_scale.fill_(rtg_scale)
+        normalizer.ctg_scale.fill_(ctg_scale)
+        normalizer.check()
+        return normalizer
+
+    def check(self) -> None:
+        """Refuse scales that would make an observation, an action or a token meaningless."""
+        for name, holds, rule in (
+            ("obs_mean", True, "finite"),
+            ("obs_std", (self.obs_std > 0).all(), "> 0"),
+            ("action_low", True, "finite"),
+            ("action_high", (self.action_high > self.action_low).all(), "> action_low"),
+            ("rtg_scale", self.rtg_scale > 0, "> 0"),
+            ("ctg_scale", self.ctg_scale > 0, "> 0"),
+        ):
+            values = getattr(self, name)
+            if not (bool(holds) and bool(torch.isfinite(values).all())):
+                raise InvalidArgumentError(f"`{name}` must be {rule}, got {values.tolist()}.")
+
+    def obs(self, obs: Tensor) -> Tensor:
+        """Observations (..., O) for the networks."""
+        return (obs - self.obs_mean) / self.obs_std
+
+    def actions(self, actions: Tensor) -> Tensor:
+        """Actions (..., A) of the space for the networks: [-1, 1]."""
+        return 2 * (actions - self.action_low) / (self.action_high - self.action_low) - 1
+
+    def unscale_actions(self, actions: Tensor) -> Tensor:
+        """Network actions (..., A), clipped to [-1, 1], as actions of the space."""
+        span = self.action_high - self.action_low
+        return self.action_low + (actions.clamp(-1.0, 1.0) + 1) / 2 * span
+
+    def rtg(self, rtg: Tensor) -> Tensor:
+        """Return-to-go in the unit of its token."""
+        return rtg / self.rtg_scale
+
+    def ctg(self, ctg: Tensor) -> Tensor:
+        """Cost-to-go in the unit and shape of its token."""
+        scaled = ctg / self.ctg_scale
+        return torch.asinh(scaled) if self.ctg_shape == "asinh" else scaled
+
+    def window(self, window: Window) -> Window:
+        """A window in task units, scaled for the policy network; padding is not looked at."""
+        return Window(
+            obs=self.obs(window.obs),
+            actions=self.actions(window.actions),
+            rtg=self.rtg(window.rtg),
+            ctg=self.ctg(window.ctg),
+            timesteps=window.timesteps,
+            mask=window.mask,
+        )
+
+
+def data_action_space(dataset: TrajectoryDataset) -> gym.spaces.Box:
+    """[-1, 1] per dimension, for data that come without an environment.
+
+    Raises:
+        InvalidArgumentError: The data's actions lie outside.
+    """
+    largest = float(np.abs(dataset.actions).max())
+    if largest > 1.0 + 1e-5:
+        raise InvalidArgumentError(
+            f"{dataset.name}: actions reach {largest:g}, beyond [-1, 1]. Give the agent the "
+            f"environment, or its action space, so that they can be scaled."
+        )
+    return gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), dtype=np.float32)
+
+
+def check_action_space(space: gym.Space[Any]) -> gym.spaces.Box:
+    """The space, if its actions can be scaled to [-1, 1].
+
+    Raises:
+        InvalidArgumentError: It is not a bounded Box.
+    """
+    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
+        raise InvalidArgumentError(f"`action_space` must be a bounded Box, got {space}.")
+    return space
+
+
+def _mean_and_std(values: Float32Array) -> tuple[Float64Array, Float64Array]:
+    """Of each column, in float64, in chunks of rows: no copy of the data in float64."""
+    mean = values.mean(0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    for start in range(0, len(values), _CHUNK):
+        squares += np.square(values[start : start + _CHUNK] - mean).sum(0)
+    return mean, np.sqrt(squares / len(values))

@@ -1,0 +1,92 @@
+"""The one place that scales: by hand, there and back, and refused where it would be meaningless."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from conftest import random_arrays
+
+from rcdt_agent.data import TrajectoryDataset, WindowSampler
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.normalizer import Normalizer, check_action_space, data_action_space
+
+SPACE = gym.spaces.Box(np.array([-2, 0], np.float32), np.array([2, 4], np.float32))
+
+
+def by_hand(ctg_shape="linear"):
+    normalizer = Normalizer(3, 2, ctg_shape)
+    values = {
+        "obs_mean": [1.0, 2.0, 3.0], "obs_std": [0.5, 2.0, 4.0], "action_low": [-2.0, 0.0],
+        "action_high": [2.0, 4.0], "rtg_scale": 10.0, "ctg_scale": 4.0,
+    }  # fmt: skip
+    normalizer.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
+    return normalizer
+
+
+def test_scales_by_hand():
+    normalizer = by_hand()
+    assert normalizer.obs(torch.tensor([2.0, 2.0, -5.0])).tolist() == [2.0, 0.0, -2.0]
+    assert normalizer.actions(torch.tensor([-2.0, 3.0])).tolist() == [-1.0, 0.5]
+    assert normalizer.unscale_actions(torch.tensor([-1.0, 0.5])).tolist() == [-2.0, 3.0]
+    assert normalizer.unscale_actions(torch.tensor([-9.0, 9.0])).tolist() == [-2.0, 4.0]  # clipped
+    assert normalizer.rtg(torch.tensor(25.0)).item() == 2.5
+    assert normalizer.ctg(torch.tensor(6.0)).item() == 1.5
+    shaped = by_hand("asinh").ctg(torch.tensor(6.0)).item()
+    assert shaped == pytest.approx(np.arcsinh(1.5))
+
+
+def test_a_window_is_scaled_throughout(dataset):
+    sampler = WindowSampler(
+        dataset, context_length=4, batch_size=8, generator=torch.Generator().manual_seed(0)
+    )
+    batch, normalizer = sampler.sample(), by_hand()
+    window = normalizer.window(batch)
+    torch.testing.assert_close(window.obs, (batch.obs - normalizer.obs_mean) / normalizer.obs_std)
+    torch.testing.assert_close(window.actions, normalizer.actions(batch.actions))
+    torch.testing.assert_close(window.rtg, batch.rtg / 10)
+    torch.testing.assert_close(window.ctg, batch.ctg / 4)
+    assert window.timesteps is batch.timesteps and window.mask is batch.mask
+
+
+def test_fit_takes_the_datas_statistics(monkeypatch):
+    arrays = random_arrays([50] * 8)
+    arrays["observations"] = arrays["observations"] * [0.1, 20.0, 0.0] + [5.0, -3.0, 7.0]
+    del arrays["next_observations"]
+    data = TrajectoryDataset.from_arrays(**arrays)
+    monkeypatch.setattr("rcdt_agent.normalizer._CHUNK", 33)  # statistics in chunks
+    normalizer = Normalizer.fit(data, SPACE, rtg_scale=3.0, ctg_scale=2.0)
+    np.testing.assert_allclose(normalizer.obs_mean, data.observations.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(normalizer.obs_std[:2], data.observations.std(0)[:2], rtol=1e-5)
+    assert normalizer.obs_std[2] == 1.0  # a constant is shifted, not divided by nothing
+    assert normalizer.action_high.tolist() == [2.0, 4.0]
+    assert (normalizer.rtg_scale.item(), normalizer.ctg_scale.item()) == (3.0, 2.0)
+    plain = Normalizer.fit(data, SPACE, normalize_observations=False)
+    assert plain.obs_mean.tolist() == [0, 0, 0] and plain.obs_std.tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("obs_std", 0.0, "> 0"),
+        ("obs_mean", float("nan"), "finite"),
+        ("action_high", -9.0, "> action_low"),
+        ("rtg_scale", -1.0, "> 0"),
+        ("ctg_scale", float("inf"), "> 0"),
+    ],
+)
+def test_meaningless_scales_are_refused(name, value, rule):
+    normalizer = by_hand()
+    getattr(normalizer, name).fill_(value)
+    with pytest.raises(InvalidArgumentError, match=f"`{name}` must be {rule}"):
+        normalizer.check()
+
+
+def test_action_spaces():
+    data = TrajectoryDataset.from_arrays(**random_arrays([5]))
+    assert data_action_space(data) == gym.spaces.Box(-1.0, 1.0, (2,), dtype=np.float32)
+    assert check_action_space(SPACE) is SPACE
+    for space in (gym.spaces.Discrete(3), gym.spaces.Box(-np.inf, np.inf, (2,))):
+        with pytest.raises(InvalidArgumentError, match="must be a bounded Box"):
+            check_action_space(space)
