@@ -44,7 +44,7 @@ types: $(STAMP)
 docs: $(STAMP)  ## Build the documentation, strictly
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-demo: $(STAMP)  ## One policy at several cost budgets, in about two minutes
+demo: $(STAMP)  ## One policy at several cost budgets, in a few minutes
 	$(BIN)/python -m rcdt_agent.demo
 
 bench: $(STAMP)  ## Our speed beside the peer's, in a few minutes; build/bench.json (PREVIOUS=folder: and beside another checkout)

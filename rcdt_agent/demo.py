@@ -64,7 +64,7 @@ def main(folder: Path = Path("demo")) -> None:
     started = time.perf_counter()
     folder.mkdir(parents=True, exist_ok=True)
     console.print(
-        "Training two agents side by side, about two minutes:\n"
+        "Training two agents side by side, in a few minutes:\n"
         "  SpeedLimit, a road with a known optimum (1000 recorded drivers), and\n"
         f"  Bullet's BallCircle (recordings in {BALL_CIRCLE.name})."
     )
