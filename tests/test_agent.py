@@ -150,6 +150,22 @@ def test_many_environments_at_once_equal_one_by_one(agent, drivers):
             state = state.observe(rewards[t, i], costs[t, i])
 
 
+def test_dropout_is_off_whenever_the_agent_acts(drivers):
+    """Also between two steps of training, and after training that followed an action."""
+    agent, obs = RCDT(**{**QUICK, "dropout": 0.5}), drivers.observations[:3]
+    seen = []
+
+    def act_twice(_locals, _globals):
+        seen.append([agent.predict(obs)[0] for _ in range(2)])
+        return True
+
+    agent.learn(drivers, 4, callback=act_twice)
+    for one, two in seen:
+        np.testing.assert_array_equal(one, two)
+    alone = RCDT(**{**QUICK, "dropout": 0.5}).learn(drivers, 4)  # and acting changes no training
+    np.testing.assert_array_equal(agent.predict(obs)[0], alone.predict(obs)[0])
+
+
 def test_acting_in_chunks_is_acting_at_once(agent, drivers, monkeypatch):
     obs = drivers.observations[:7]
     together, _ = agent.predict(obs)

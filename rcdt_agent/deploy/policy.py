@@ -188,8 +188,8 @@ class ConditionedPolicy(Policy):
         self, state: AgentState, *, deterministic: bool, generator: torch.Generator
     ) -> tuple[Float32Array, AgentState]:
         """Actions (N, A) of the space at the present step of each episode, noted in the state."""
-        if self.training:
-            self.eval()
+        if self.transformer.training:  # training switches the transformer alone
+            self.transformer.eval()
         target_return, cost_budget = self.conditioning.targets(state)
         last = self._present(state, state.window(target_return, cost_budget, self.device))
         chosen = last.mode()
