@@ -17,6 +17,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float64Array
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.wrappers import check_budget
 from rcdt_agent.env_step import read_step
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.progress import progress
@@ -185,10 +186,12 @@ def evaluate_budgets(
     )
 
 
-def task_budgets(agent: Agent[Any, Any], budgets: Sequence[float] | None) -> Sequence[float]:
-    """The given budgets, or those of the agent's task."""
+def task_budgets(
+    agent: Agent[Any, Any], budgets: Sequence[float] | float | None
+) -> Sequence[float]:
+    """The given budgets, one number or several, or those of the agent's task."""
     if budgets is not None:
-        return budgets
+        return [float(budget) for budget in check_budget(np.atleast_1d(budgets))]
     if agent.task is None:
         raise InvalidArgumentError("`budgets` must be given for an agent without a task.")
     return agent.task.budgets

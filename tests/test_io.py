@@ -167,8 +167,7 @@ def _runs(pid: int) -> bool:
 
 
 def test_the_main_process_has_no_parent_to_die_with():
-    if multiprocessing.parent_process() is not None:
-        pytest.skip("run in a worker")
+    assert multiprocessing.parent_process() is None  # pytest's workers are not of multiprocessing
     before = threading.active_count()
     _io.die_with_parent()
     assert threading.active_count() == before

@@ -39,13 +39,18 @@ class Scripted(gym.Env):
 ACTION = np.zeros(1, np.float32)
 
 
+def facts(obs):
+    return tuple(obs[name].item() for name in ("episode_return", "episode_cost", "episode_step"))
+
+
 @pytest.mark.parametrize("values", [5, 6])
-def test_tokens_follow_reward_and_cost(values):
-    env = ReturnCostTokens(Scripted(values=values), target_return=10.0, cost_budget=2.0)
+def test_facts_follow_reward_and_cost(values):
+    env = ReturnCostTokens(Scripted(values=values))
     obs, _ = env.reset(seed=0)
-    assert (obs["rtg"].item(), obs["ctg"].item()) == (10.0, 2.0)
+    assert facts(obs) == (0.0, 0.0, 0.0)
+    assert obs["cost_budget"].item() == obs["target_return"].item() == np.inf  # the agent's
     obs, reward, terminated, truncated, info = env.step(ACTION)
-    assert (obs["rtg"].item(), obs["ctg"].item()) == (9.0, 1.5)
+    assert facts(obs) == (1.0, 0.5, 1.0)
     assert (reward, terminated, truncated, info["cost"]) == (1.0, False, False, 0.5)
     env.step(ACTION)
     obs, _, _, truncated, info = env.step(ACTION)
@@ -53,7 +58,7 @@ def test_tokens_follow_reward_and_cost(values):
     assert (info["episode_return"], info["episode_cost"]) == (6.0, 1.5)
     assert obs["observation"].tolist() == [3.0, 3.0]
     obs, _ = env.reset()
-    assert (obs["rtg"].item(), obs["ctg"].item()) == (10.0, 2.0)
+    assert facts(obs) == (0.0, 0.0, 0.0)
 
 
 def test_cost_from_another_key_or_a_function():
@@ -90,13 +95,16 @@ def test_impossible_costs_are_refused(cost):
         env.step(ACTION)
 
 
-def test_targets_changed_in_mid_episode():
+def test_targets_of_its_own_travel_with_the_observation():
     env = ReturnCostTokens(Scripted(), 10.0, 2.0)
-    env.reset()
-    env.step(ACTION)
-    env.set_targets(20.0, 5.0)
+    obs, _ = env.reset()
+    assert (obs["target_return"].item(), obs["cost_budget"].item()) == (10.0, 2.0)
+    env.set_targets(None, 5.0)
     obs, *_ = env.step(ACTION)
-    assert (obs["rtg"].item(), obs["ctg"].item()) == (17.0, 4.0)
+    assert (obs["target_return"].item(), obs["cost_budget"].item()) == (np.inf, 5.0)
+    for bad in (-1.0, float("nan")):
+        with pytest.raises(InvalidArgumentError, match="`cost_budget` must be >= 0"):
+            env.set_targets(None, bad)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # advice about wrappers and unbounded tokens
@@ -108,7 +116,8 @@ def test_constructor_arguments_are_recorded():
     env = ReturnCostTokens(gym.make(ENV_ID), target_return=50.0, cost_budget=5.0)
     again = gym.make(env.spec)
     assert isinstance(again, ReturnCostTokens)
-    assert (again.target_return, again.cost_budget) == (50.0, 5.0)
+    obs, _ = again.reset(seed=0)
+    assert (obs["target_return"].item(), obs["cost_budget"].item()) == (50.0, 5.0)
 
 
 def test_only_arrays_can_be_observed():
@@ -125,34 +134,36 @@ def vector_modes():
 
 @pytest.mark.parametrize("mode", vector_modes(), ids=str)
 def test_vector_twin_in_every_reset_mode(mode):
-    """Environments of 2 and 3 steps: tokens per environment, whole budgets after each end."""
+    """Environments of 2 and 3 steps: facts per environment, none left over after each end."""
     kwargs = {} if mode is None else {"autoreset_mode": mode}
     makers = [lambda: Scripted(2), lambda: Scripted(3)]
-    env = VectorReturnCostTokens(gym.vector.SyncVectorEnv(makers, **kwargs), 10.0, 2.0)
+    env = VectorReturnCostTokens(gym.vector.SyncVectorEnv(makers, **kwargs), None, [2.0, 3.0])
     obs, _ = env.reset(seed=0)
-    assert env.observation_space["rtg"].shape == (2, 1)
-    assert obs["rtg"].ravel().tolist() == [10, 10]
+    assert env.observation_space["episode_cost"].shape == (2, 1)
+    assert obs["cost_budget"].ravel().tolist() == [2, 3]
     next_step = mode is not None and mode == gym.vector.AutoresetMode.NEXT_STEP
     actions = np.zeros((2, 1), np.float32)
     seen, episode_costs = [], []
     for _ in range(4):
         obs, _, _, truncated, infos = env.step(actions)
-        seen.append((obs["rtg"].ravel().tolist(), obs["ctg"].ravel().tolist()))
+        seen.append(
+            [obs[f"episode_{name}"].ravel().tolist() for name in ("return", "cost", "step")]
+        )
         if truncated.any():
             episode_costs.append(infos["episode_cost"].tolist())
     if next_step:
         assert seen == [
-            ([9, 9], [1.5, 1.5]),
-            ([7, 7], [1.0, 1.0]),  # the first ends here, with its own tokens
-            ([10, 4], [2.0, 0.5]),  # this step only resets it; the second ends
-            ([9, 10], [1.5, 2.0]),
+            [[1, 1], [0.5, 0.5], [1, 1]],
+            [[3, 3], [1.0, 1.0], [2, 2]],  # the first ends here, with its own facts
+            [[0, 6], [0.0, 1.5], [0, 3]],  # this step only resets it; the second ends
+            [[1, 0], [0.5, 0.0], [1, 0]],
         ]
     else:
         assert seen == [
-            ([9, 9], [1.5, 1.5]),
-            ([10, 7], [2.0, 1.0]),  # the first ends and begins anew in one step
-            ([9, 10], [1.5, 2.0]),
-            ([10, 9], [2.0, 1.5]),
+            [[1, 1], [0.5, 0.5], [1, 1]],
+            [[0, 3], [0.0, 1.0], [0, 2]],  # the first ends and begins anew in one step
+            [[1, 0], [0.5, 0.0], [1, 0]],
+            [[0, 1], [0.0, 0.5], [0, 1]],
         ]
     assert episode_costs[0] == [1.0, 0.0]
     assert episode_costs[1] == [0.0, 1.5]
@@ -160,7 +171,27 @@ def test_vector_twin_in_every_reset_mode(mode):
 
 def test_vector_twin_without_cost_is_an_error():
     env = gym.vector.SyncVectorEnv([lambda: Scripted(9, key="damage")] * 2)
-    wrapped = VectorReturnCostTokens(env, 10.0, 2.0)
+    wrapped = VectorReturnCostTokens(env)
     wrapped.reset(seed=0)
     with pytest.raises(InvalidArgumentError, match="Environment 0 reported no cost"):
         wrapped.step(np.zeros((2, 1), np.float32))
+
+
+def partial_reset_mode():
+    modes = getattr(gym.vector, "AutoresetMode", None)
+    return [modes.DISABLED] if hasattr(modes, "DISABLED") else []  # gymnasium >= 1.1
+
+
+@pytest.mark.parametrize("mode", [None, *partial_reset_mode()], ids=str)
+def test_a_partial_reset_never_refills_another_environments_budget(mode):
+    """Where gymnasium knows no mask (before 1.1), it resets all, and so do the facts."""
+    kwargs = {} if mode is None else {"autoreset_mode": mode}
+    wrapped = VectorReturnCostTokens(gym.vector.SyncVectorEnv([lambda: Scripted(9)] * 2, **kwargs))
+    wrapped.reset(seed=0)
+    for _ in range(3):
+        obs, *_ = wrapped.step(np.zeros((2, 1), np.float32))
+    assert obs["episode_cost"].ravel().tolist() == [1.5, 1.5]
+    obs, _ = wrapped.reset(options={"reset_mask": np.array([True, False])})
+    partial = hasattr(gym.vector, "AutoresetMode")
+    assert obs["episode_cost"].ravel().tolist() == [0.0, 1.5 if partial else 0.0]
+    assert obs["episode_step"].ravel().tolist() == [0.0, 3.0 if partial else 0.0]

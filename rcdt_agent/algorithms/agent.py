@@ -19,7 +19,7 @@ from rcdt_agent.algorithms.training_state import TrainingState
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
-from rcdt_agent.deploy.wrappers import Tokens, split_tokens
+from rcdt_agent.deploy.wrappers import Facts, split_facts
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.registry import Task
 
@@ -72,7 +72,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         obs: Float32Array,
         state: Any,
         *,
-        tokens: Tokens | None,
+        facts: Facts | None,
         episode_start: npt.ArrayLike | None,
         deterministic: bool,
     ) -> tuple[Float32Array, Any]:
@@ -182,10 +182,10 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         policy = self.policy
         if not self.num_timesteps:
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
-        plain, tokens = split_tokens(observation)
+        plain, facts = split_facts(observation)
         rows, single = policy.observation_rows(plain)
         actions, state = self.act(
-            rows, state, tokens=tokens, episode_start=episode_start, deterministic=deterministic
+            rows, state, facts=facts, episode_start=episode_start, deterministic=deterministic
         )
         actions = actions.reshape(-1, *policy.action_space.shape)
         return (actions[0] if single else actions), state

@@ -23,7 +23,7 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.sampler import TransitionSampler
 from rcdt_agent.deploy.policy import Policy
-from rcdt_agent.deploy.wrappers import Tokens
+from rcdt_agent.deploy.wrappers import Facts
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.normalizer import Normalizer
 
@@ -173,7 +173,7 @@ class BC(OfflineAlgorithm[MLPPolicy, BCConfig]):
         obs: Float32Array,
         state: Any,
         *,
-        tokens: Tokens | None,
+        facts: Facts | None,
         episode_start: npt.ArrayLike | None,
         deterministic: bool,
     ) -> tuple[Float32Array, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,9 +19,9 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import ReturnCostTokens, Tokens
+from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens, check_budget
 from rcdt_agent.env_step import CostFunction
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import InvalidArgumentError, StateError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
 
 
@@ -51,10 +50,9 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
-        self._cost_budget = cost_budget
+        self._cost_budget = None if cost_budget is None else _one_budget(cost_budget)
         self._target_request: TargetReturn = target_return
-        self._target_return: float | None = None
-        self._wrapped: weakref.WeakSet[ReturnCostTokens] = weakref.WeakSet()
+        self._targets: dict[float, float] = {}  # target returns of budgets, as far as asked for
         super().__init__(env, config, **kwargs)
 
     # ------------------------------------------------------------ budgets
@@ -72,9 +70,9 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
     @property
     def target_return(self) -> float:
         """What an episode is asked to return at the present budget."""
-        if self._target_return is None:
-            self._target_return = self.resolve_target(self.cost_budget, self._target_request)
-        return self._target_return
+        if self._target_request == "auto":
+            return self._auto_target(self.cost_budget)
+        return self.resolve_target(self.cost_budget, self._target_request)
 
     def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
         """Say what an episode may cost from now on; also acts on episodes under way.
@@ -86,13 +84,11 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         Warns:
             UserWarning: The training data do not cover the request; with the numbers.
         """
-        if not (np.isfinite(k) and k >= 0):
-            raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {k}.")
+        budget = _one_budget(k)
         if self.has_policy:
-            target = self.resolve_target(float(k), target_return)
-            self.policy.conditioning.warn_if_uncovered(float(k), target)
-        self._cost_budget, self._target_request = float(k), target_return
-        self._retarget()
+            target = self.resolve_target(budget, target_return)
+            self.policy.conditioning.warn_if_uncovered(budget, target)
+        self._cost_budget, self._target_request = budget, target_return
 
     def resolve_target(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
         """The return that an episode at this budget is asked for: `auto`, `paper` or a number."""
@@ -109,12 +105,11 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         else:
             self.set_cost_budget(self._cost_budget, self._target_request)
 
-    def _retarget(self) -> None:
-        """After a change of the budget or of the conditioning: find the target return again."""
-        self._target_return = None
-        if self.has_policy:
-            for env in self._wrapped:
-                env.set_targets(self.target_return, self.cost_budget)
+    def _auto_target(self, cost_budget: float) -> float:
+        """`resolve_target` of a budget, remembered until the conditioning changes."""
+        if cost_budget not in self._targets:
+            self._targets[cost_budget] = self.resolve_target(cost_budget)
+        return self._targets[cost_budget]
 
     # ------------------------------------------------------------ acting
 
@@ -123,14 +118,15 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         obs: Float32Array,
         state: Any,
         *,
-        tokens: Tokens | None,
+        facts: Facts | None,
         episode_start: npt.ArrayLike | None,
         deterministic: bool,
     ) -> tuple[Float32Array, AgentState]:
         """Actions (N, A) for observations (N, O), and the state to hand back.
 
         Raises:
-            StateError: The state has not seen the outcome of its last action.
+            StateError: The state has not seen the outcome of its last action, or is not that of
+                the episode that a wrapper reports.
         """
         current: AgentState = self.begin(len(obs)) if state is None else state
         if current.n_envs != len(obs):
@@ -142,11 +138,32 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             current = current.restart(episode_start)
         if current.follows_agent:
             current = current.with_targets(self.target_return, self.cost_budget)
-        if tokens is not None:
-            current = current.with_tokens(*tokens)
+        if facts is not None:
+            current = self._take_facts(current, facts, dropped=state is None)
         return self.policy.act(
             current.push(obs), deterministic=deterministic, generator=self.acting_generator
         )
+
+    def _take_facts(self, state: AgentState, facts: Facts, *, dropped: bool) -> AgentState:
+        """The state with what wrappers report: earned, spent, and budgets of their own."""
+        steps = facts.episode_step
+        unlike = (steps != state.steps) & (state.steps > 0)
+        if (unlike & (steps > 0)).any() or (dropped and (steps > 0).any()):
+            i = int(np.argmax(unlike if unlike.any() else steps > 0))
+            raise StateError(
+                f"Environment {i} is at step {steps[i]:g} of its episode, but `state` has seen "
+                f"{state.steps[i]}: hand back the state that the last `predict` returned. If the "
+                f"agent takes over an episode under way, begin with `state=agent.begin()`."
+            )
+        state = state.restart(unlike)  # at step zero: a new episode has begun
+        budget = np.where(np.isfinite(facts.cost_budget), facts.cost_budget, state.cost_budget)
+        target = state.target_return
+        if np.isfinite(facts.cost_budget).any():
+            own = np.array([self._auto_target(float(b)) for b in budget], dtype=np.float32)
+            target = np.where(np.isfinite(facts.cost_budget), own, target)
+        target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
+        state = state.with_targets(target, budget)
+        return state.with_facts(facts.episode_return, facts.episode_cost)
 
     def begin(
         self,
@@ -164,10 +181,8 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         """
         normalizer = self.policy.normalizer
         own = cost_budget is not None or target_return is not None
-        budgets = np.broadcast_to(
-            np.asarray(self.cost_budget if cost_budget is None else cost_budget, dtype=float),
-            (n_envs,),
-        )
+        budgets = check_budget(self.cost_budget if cost_budget is None else cost_budget)
+        budgets = np.broadcast_to(budgets, (n_envs,))
         if target_return is None and cost_budget is not None:
             known = {budget: self.resolve_target(float(budget)) for budget in set(budgets)}
             target_return = [known[budget] for budget in budgets]
@@ -184,20 +199,17 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
     def wrap(
         self, env: Env, *, cost_key: str = "cost", cost_fn: CostFunction | None = None
     ) -> ReturnCostTokens:
-        """Wrap an environment so that the tokens travel in its observation.
+        """Wrap an environment so that what it earned and spent travels in its observation.
 
-        The wrapper follows `set_cost_budget` of this agent.
+        The budget stays with the agent: `set_cost_budget` acts at the next `predict`, in whatever
+        process the environment runs.
 
         Args:
             env: Any Gymnasium environment, with five- or six-value steps.
             cost_key: Where in `info` the cost is.
             cost_fn: Computes the cost instead.
         """
-        wrapped = ReturnCostTokens(
-            env, self.target_return, self.cost_budget, cost_key=cost_key, cost_fn=cost_fn
-        )
-        self._wrapped.add(wrapped)
-        return wrapped
+        return ReturnCostTokens(env, cost_key=cost_key, cost_fn=cost_fn)
 
     # ------------------------------------------------------------ deployment
 
@@ -209,7 +221,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
     @calibration.setter
     def calibration(self, calibration: TokenCalibration | None) -> None:
         self.policy.calibrate(calibration)
-        self._retarget()
+        self._targets.clear()
 
     def calibrate(
         self,
@@ -264,7 +276,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         self.config = replace(self.config, **fields)
         if self.has_policy:
             self.policy.configure(self.config)
-            self._retarget()
+            self._targets.clear()
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the policy as an ONNX file for deployment without torch; see `deploy.export`.
@@ -292,7 +304,14 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
-        self._cost_budget = float(values["cost_budget"])
+        self._cost_budget = _one_budget(values["cost_budget"])
         self._target_request = values["target_return"]
-        if not (np.isfinite(self._cost_budget) and self._cost_budget >= 0):
-            raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {self._cost_budget}.")
+
+
+def _one_budget(cost_budget: Any) -> float:
+    budgets = check_budget(cost_budget)
+    if budgets.size != 1:
+        raise InvalidArgumentError(
+            f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin` takes several."
+        )
+    return float(budgets.item())

@@ -164,12 +164,12 @@ class AgentState:
             cost_budget=np.broadcast_to(budget, shape).copy(),
         )
 
-    def with_tokens(self, rtg: Float32Array, ctg: Float32Array) -> AgentState:
-        """Take what is left from outside (a wrapper's tokens); it answers what was awaited."""
+    def with_facts(self, total_return: Float32Array, total_cost: Float32Array) -> AgentState:
+        """Take what was earned and spent (N,) from a wrapper; it answers what was awaited."""
         return replace(
             self,
-            total_return=self.target_return - rtg,
-            total_cost=self.cost_budget - ctg,
+            total_return=total_return,
+            total_cost=total_cost,
             awaiting=np.zeros_like(self.awaiting),
         )
 
