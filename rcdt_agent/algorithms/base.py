@@ -131,7 +131,7 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
 
     def learn(
         self,
-        dataset: Data | None = None,
+        dataset: Data | int | None = None,
         total_steps: int | None = None,
         callback: Any = None,
         log_interval: int = 100,
@@ -148,7 +148,8 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         `reset_num_timesteps=False` the steps are always added.
 
         Args:
-            dataset: Trajectories or a path; not needed again once given.
+            dataset: Trajectories or a path; not needed again once given. A whole number here is
+                taken for `total_steps`, as stable-baselines3 has it.
             total_steps: Gradient steps; default: the configuration's.
             callback: stable-baselines3 callback, list of callbacks, or function.
             log_interval: Steps between log entries.
@@ -160,10 +161,9 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         Returns:
             The agent.
         """
-        steps = total_timesteps if total_steps is None else total_steps
-        steps = self.config.total_steps if steps is None else steps
-        if steps < 1:
-            raise InvalidArgumentError(f"`total_steps` must be >= 1, got {steps}.")
+        if isinstance(dataset, int):
+            dataset, total_steps = None, dataset if total_steps is None else total_steps
+        steps = self._requested_steps(total_steps, total_timesteps)
         if self.config.precision == "fp16" and self.device.type != "cuda":
             raise InvalidArgumentError("`precision='fp16'` needs CUDA; use 'bf16' on a CPU.")
         data = self._training_data(dataset, progress_bar)
@@ -182,6 +182,17 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
             progress_bar=progress_bar,
         )
         return self
+
+    def _requested_steps(self, total_steps: int | None, total_timesteps: int | None) -> int:
+        if None not in (total_steps, total_timesteps):
+            raise InvalidArgumentError(
+                "Give either `total_steps` or `total_timesteps`: they are two names of one thing."
+            )
+        steps = total_timesteps if total_steps is None else total_steps
+        steps = self.config.total_steps if steps is None else steps
+        if steps < 1:
+            raise InvalidArgumentError(f"`total_steps` must be >= 1, got {steps}.")
+        return steps
 
     def _training_data(self, dataset: Data | None, progress_bar: bool) -> TrajectoryDataset:
         if dataset is None and self.dataset is None and self.task is not None:

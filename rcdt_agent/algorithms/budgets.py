@@ -209,6 +209,12 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             cost_key: Where in `info` the cost is.
             cost_fn: Computes the cost instead.
         """
+        if not isinstance(env, gym.Env):
+            raise InvalidArgumentError(
+                f"`env` must be one Gymnasium environment, got {type(env).__name__}. "
+                f"`VectorReturnCostTokens(env)` wraps Gymnasium's vector environments; wrap each "
+                f"environment of a stable-baselines3 `VecEnv` before it is made."
+            )
         return ReturnCostTokens(env, cost_key=cost_key, cost_fn=cost_fn)
 
     # ------------------------------------------------------------ deployment

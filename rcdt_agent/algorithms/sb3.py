@@ -12,6 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.normalizer import check_action_space
 
 Env = gym.Env[Any, Any]
 
@@ -62,11 +63,27 @@ class SB3Interface(ABC):
         return self._env
 
     def set_env(self, env: Env | VecEnv) -> None:
-        """Give the agent an environment; its spaces must be the data's."""
+        """Give the agent an environment; its spaces must be the data's.
+
+        Raises:
+            InvalidArgumentError: Not an environment, or of spaces that are not supported.
+        """
+        if not isinstance(env, gym.Env | VecEnv):
+            raise InvalidArgumentError(
+                f"`env` must be an environment, got {env!r}. There is no policy name to give: "
+                f"write {type(self).__name__}(env, ...), or {type(self).__name__}.from_dsrl(id) "
+                f"for a task of the registry."
+            )
         vec_env: VecEnv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
         observation, action = vec_env.observation_space, vec_env.action_space
         if isinstance(observation, gym.spaces.Dict) and "observation" in observation.spaces:
             observation = observation["observation"]
+        if not isinstance(observation, gym.spaces.Box):
+            raise InvalidArgumentError(
+                f"`observation_space` must be a Box, got {observation}. "
+                f"`gymnasium.wrappers.FlattenObservation` turns others into one."
+            )
+        check_action_space(action)
         self.check_spaces(observation, action)
         self._env = vec_env
         self.observation_space = self.observation_space or observation

@@ -8,13 +8,14 @@ from collections.abc import Callable, Sequence
 import tyro
 
 from rcdt_agent.cli.benchmark import benchmark, tune
-from rcdt_agent.cli.console import echo_error
+from rcdt_agent.cli.console import echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
 from rcdt_agent.cli.evaluate import calibrate, evaluate, plot, report
 from rcdt_agent.cli.export import export
 from rcdt_agent.cli.system import doctor, install_simulators
 from rcdt_agent.cli.train import train_command
 from rcdt_agent.errors import RCDTError
+from rcdt_agent.version import __version__
 
 COMMANDS: dict[str, Callable[..., int]] = {
     "doctor": doctor,
@@ -46,6 +47,9 @@ def run_command(arguments: Sequence[str]) -> int:
     Raises:
         RCDTError: Bad input, or something that a user can act on.
     """
+    if list(arguments) == ["--version"]:
+        echo(f"rcdt_agent {__version__}")
+        return 0
     app = tyro.extras.SubcommandApp()
     for name, command in {"train": train_command(arguments), **COMMANDS}.items():
         app.command(name=name)(command)
