@@ -31,7 +31,7 @@ METRIC = {"reward": "q", "cost": "cost"}
 class RCDT(BudgetConditioned):
     """A Decision Transformer conditioned on return-to-go and cost-to-go, with guiding critics.
 
-    Train once on recorded trajectories, then choose the cost budget at deployment:
+    Train once on recorded trajectories, then choose the cost budget at deployment.
 
         agent = RCDT.from_dsrl("OfflineHopperVelocity-v1")
         agent.learn(total_steps=200_000)
@@ -107,8 +107,8 @@ class RCDT(BudgetConditioned):
     @property
     def critics_active(self) -> bool:
         """Whether critics, their terms and lambda have begun."""
-        begun = self.num_timesteps >= self.training.counters["critic_start"]
-        return self.config.uses_critics and begun
+        start = self.training.counters["critic_start"]
+        return self.config.uses_critics and self.num_timesteps >= start
 
     def step(self) -> Metrics:
         """Critics, policy, dual ascent, target networks."""
@@ -163,13 +163,11 @@ class RCDT(BudgetConditioned):
                 target = losses.td_target(
                     batch.costs, next_cost, batch.terminals, config.cost_discount
                 )
-            unit = self.policy.critics.unit(signal)
-            loss = losses.td_loss(twins / unit, target / unit, batch.next_known)
+            unit, known = self.policy.critics.unit(signal), batch.next_known
+            loss = losses.td_loss(twins / unit, target / unit, known)
             total = total + loss
             terms[f"{METRIC[signal]}_loss"] = loss.detach()
-            terms[f"{METRIC[signal]}_data"] = losses.masked_mean(
-                twins.detach()[0], batch.next_known
-            )
+            terms[f"{METRIC[signal]}_data"] = losses.masked_mean(twins.detach()[0], known)
         return total, terms
 
     @torch.no_grad()
