@@ -15,7 +15,7 @@ agent = RCDT.load("build/driver.zip")
 
 for budget in (5, 10, 20):
     agent.set_cost_budget(budget)  # any time, no retraining
-    env = agent.wrap(gym.make("rcdt_agent/SpeedLimit-v0"))  # tokens travel in the observation
+    env = agent.wrap(gym.make("rcdt_agent/SpeedLimit-v0"))  # counts what is spent
     obs, _ = env.reset(seed=0)
     state, done = None, False
     while not done:
