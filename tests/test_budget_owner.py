@@ -157,6 +157,15 @@ def test_evaluating_a_wrapped_environment_counts_its_steps(driver):
         np.testing.assert_allclose(two.returns, one.returns, atol=1e-4)
 
 
+def test_an_evaluations_budgets_count_more_than_the_wrappers_own(driver):
+    plain = driver.evaluate(gym.make(ENV_ID), [2, 40], n_episodes=2)
+    own = ReturnCostTokens(gym.make(ENV_ID), cost_budget=20.0, target_return=50.0)
+    report = driver.evaluate(own, [2, 40], n_episodes=2)
+    for one, two in zip(plain.results, report.results, strict=True):
+        np.testing.assert_allclose(two.costs, one.costs, atol=1e-5)
+    assert report.results[0].mean_cost < report.results[1].mean_cost
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of VecNormalize
 def test_normalised_facts_do_not_pass(driver):
     venv = VecNormalize(DummyVecEnv([make_env]), norm_obs=True, norm_reward=False)

@@ -145,24 +145,30 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         )
 
     def _take_facts(self, state: AgentState, facts: Facts, *, dropped: bool) -> AgentState:
-        """The state with what wrappers report: earned, spent, and budgets of their own."""
+        """The state with what wrappers report: earned, spent, and budgets of their own.
+
+        A budget that was stated to `begin` counts more than a wrapper's own: an evaluation at some
+        budgets must not act at another one.
+        """
         steps = facts.episode_step
         unlike = (steps != state.steps) & (state.steps > 0)
-        if (unlike & (steps > 0)).any() or (dropped and (steps > 0).any()):
-            i = int(np.argmax(unlike if unlike.any() else steps > 0))
+        wrong = (unlike | dropped) & (steps > 0)
+        if wrong.any():
+            i = int(np.argmax(wrong))
             raise StateError(
                 f"Environment {i} is at step {steps[i]:g} of its episode, but `state` has seen "
                 f"{state.steps[i]}: hand back the state that the last `predict` returned. If the "
                 f"agent takes over an episode under way, begin with `state=agent.begin()`."
             )
         state = state.restart(unlike)  # at step zero: a new episode has begun
-        budget = np.where(np.isfinite(facts.cost_budget), facts.cost_budget, state.cost_budget)
-        target = state.target_return
-        if np.isfinite(facts.cost_budget).any():
-            own = np.array([self._auto_target(float(b)) for b in budget], dtype=np.float32)
-            target = np.where(np.isfinite(facts.cost_budget), own, target)
-        target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
-        state = state.with_targets(target, budget)
+        if state.follows_agent:
+            own = np.isfinite(facts.cost_budget)
+            budget = np.where(own, facts.cost_budget, state.cost_budget)
+            target = state.target_return
+            if own.any():
+                target = np.where(own, [self._auto_target(float(b)) for b in budget], target)
+            target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
+            state = state.with_targets(target, budget)
         return state.with_facts(facts.episode_return, facts.episode_cost)
 
     def begin(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from rcdt_agent.errors import UnknownTaskError
+from rcdt_agent.stats import normalized_score
 
 Suite = Literal["bullet", "safety-gymnasium", "metadrive", "embedded"]
 SUITES: tuple[Suite, ...] = ("bullet", "safety-gymnasium", "metadrive")
@@ -67,8 +68,7 @@ class Task:
 
     def normalized_return(self, value: float) -> float:
         """Scale a return to [0, 1] by the published range (can fall outside)."""
-        low, high = self.return_range
-        return (value - low) / (high - low)
+        return float(normalized_score(value, self.return_range))
 
 
 class _Row(NamedTuple):
