@@ -42,7 +42,7 @@ def read_step(
         action: Action taken, for `cost_fn`.
 
     Raises:
-        InvalidArgumentError: There is no cost, or it is negative or not finite.
+        InvalidArgumentError: There is no cost, or it is no number, negative or not finite.
     """
     if len(values) == 6:
         obs, reward, cost, terminated, truncated, info = values
@@ -51,18 +51,43 @@ def read_step(
         cost = None if cost_fn else cost_in(info, cost_key)
     if cost_fn:
         cost = cost_fn(before, action, obs, info)
-    cost = float(cost)
-    if not (np.isfinite(cost) and cost >= 0):
-        raise InvalidArgumentError(f"The cost of a step must be finite and >= 0, got {cost}.")
+    cost = step_cost(cost)
+    earned = _number(reward)
+    if earned is None:
+        raise InvalidArgumentError(f"The reward of a step must be one number, got {reward!r}.")
     info = {**info, "cost": cost}
-    return Step(obs, float(reward), cost, bool(terminated), bool(truncated), info)
+    return Step(obs, earned, cost, bool(terminated), bool(truncated), info)
 
 
-def cost_in(info: dict[str, Any], key: str) -> float:
+def cost_in(info: dict[str, Any], key: str) -> Any:
     """The cost in `info`; its absence is an error, never a zero."""
     if key not in info:
         raise InvalidArgumentError(
             f"The environment reported no cost: `cost_key` is {key!r}, `info` holds "
             f"{sorted(info)}. Name the key, or give a `cost_fn`."
         )
-    return float(info[key])
+    return info[key]
+
+
+def step_cost(cost: Any) -> float:
+    """The cost of a step as a number: one, finite and >= 0."""
+    number = _number(cost)
+    if number is None:
+        raise InvalidArgumentError(
+            f"The cost of a step must be one number, got {cost!r}. Name another `cost_key`, or "
+            f"give a `cost_fn` that makes one number of it."
+        )
+    if not (np.isfinite(number) and number >= 0):
+        raise InvalidArgumentError(f"The cost of a step must be finite and >= 0, got {number}.")
+    return number
+
+
+def _number(value: Any) -> float | None:
+    """A number, also in an array of one; None for anything else."""
+    if isinstance(value, float | int):
+        return float(value)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError):
+        return None
+    return float(array.item()) if array.size == 1 and array.dtype.kind in "biuf" else None

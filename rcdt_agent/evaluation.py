@@ -17,21 +17,15 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float64Array
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import check_budget
-from rcdt_agent.env_step import read_step
-from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.deploy.wrappers import check_budgets
+from rcdt_agent.env_step import CostFunction
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.eval_envs import Env, EnvSource, SeededEpisodes, env_maker
 from rcdt_agent.progress import progress
 from rcdt_agent.stats import bootstrap_interval, normalized_score
-from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
-from rcdt_agent.tasks.simulators import make_env
 
 if TYPE_CHECKING:
     from rcdt_agent.algorithms.agent import Agent
-
-Env = gym.Env[Any, Any]
-EnvSource = str | Env | Callable[[], Env] | None
-
-_DEFAULT_N_ENVS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,10 +120,12 @@ class BudgetReport:
 def evaluate_budgets(
     agent: Agent[Any, Any],
     env: EnvSource = None,
-    budgets: Sequence[float] | None = None,
+    budgets: Sequence[float] | float | None = None,
     *,
     n_episodes: int = 20,
     seed: int = 0,
+    cost_key: str = "cost",
+    cost_fn: CostFunction | None = None,
     n_envs: int | None = None,
     subprocesses: bool = False,
     target_return: Any = "auto",
@@ -145,9 +141,11 @@ def evaluate_budgets(
         agent: Any trained algorithm; one that knows no budget acts the same at each.
         env: A task or environment id, a function that makes one, one environment (used alone, in
             this process), or None for the agent's task.
-        budgets: Cost budgets; default: those of the agent's task.
+        budgets: Cost budgets, or one; default: those of the agent's task.
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
+        cost_key: Where in `info` the cost is (five-value steps).
+        cost_fn: Computes the cost instead: (observation, action, next observation, info).
         n_envs: Environments side by side; default: 16 in this process (Safety-Gymnasium 4, they
             are slow to make; MetaDrive 1, it allows no more), or one a core in subprocesses.
         subprocesses: Run each environment in a process of its own. A script that asks for this
@@ -156,7 +154,7 @@ def evaluate_budgets(
         deterministic: Take the mean action.
         progress_bar: Show finished episodes.
     """
-    make, name, most = _env_maker(agent, env)
+    make, name, most = env_maker(agent, env)
     budgets = task_budgets(agent, budgets)
     if n_episodes < 1 or not len(budgets):
         raise InvalidArgumentError("`n_episodes` must be >= 1 and `budgets` must not be empty.")
@@ -167,7 +165,9 @@ def evaluate_budgets(
     n = 1 if given else min(n_envs or (_cores() if apart else most), len(jobs))
     queues = [jobs[i::n] for i in range(n)]
     seeds = [[seed + episode for _, episode in queue] for queue in queues]
-    makers: list[Callable[[], Env]] = [partial(SeededEpisodes.around, make, s) for s in seeds]
+    makers: list[Callable[[], Env]] = [
+        partial(SeededEpisodes.around, make, s, cost_key, cost_fn) for s in seeds
+    ]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
         returns, costs, shielded = _roll_out(
@@ -191,36 +191,10 @@ def task_budgets(
 ) -> Sequence[float]:
     """The given budgets, one number or several, or those of the agent's task."""
     if budgets is not None:
-        return [float(budget) for budget in check_budget(np.atleast_1d(budgets))]
+        return [float(budget) for budget in check_budgets(budgets)]
     if agent.task is None:
         raise InvalidArgumentError("`budgets` must be given for an agent without a task.")
     return agent.task.budgets
-
-
-class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Resets with the next seed of a list, however the vector environment resets."""
-
-    def __init__(self, env: Env, seeds: Sequence[int]) -> None:
-        """Use up `seeds`, one per reset; afterwards resets are not seeded."""
-        super().__init__(env)
-        self._seeds = list(seeds)
-
-    @classmethod
-    def around(cls, make: Callable[[], Env], seeds: Sequence[int]) -> SeededEpisodes:
-        """Wrap the environment that `make` makes."""
-        return cls(make(), seeds)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Reset with the next seed of the list, whatever the caller's."""
-        own = self._seeds.pop(0) if self._seeds else None
-        return self.env.reset(seed=own, options=options)
-
-    def step(self, action: Any) -> Any:
-        """Five values, the cost in `info`."""
-        obs, reward, _, terminated, truncated, info = read_step(self.env.step(action))
-        return obs, reward, terminated, truncated, info
 
 
 def _roll_out(
@@ -307,25 +281,6 @@ def _reference(agent: Agent[Any, Any]) -> tuple[tuple[float, float], str]:
     if agent.task is not None and agent.provenance.published:
         return agent.task.return_range, f"DSRL's published range of {agent.task.name}"
     return agent.policy.outcomes.return_range, "the training data's own range"
-
-
-def _env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:
-    """A function that makes the environment, its name, and how many to make in one process."""
-    if env is None:
-        if agent.task is None:
-            raise InvalidArgumentError("`env` must be given for an agent without a task.")
-        env = agent.task.id
-    if isinstance(env, str):
-        try:
-            task = get_task(env)
-            return partial(make_env, task.id), task.id, PARALLEL_ENVS[task.suite]
-        except UnknownTaskError:
-            if env not in gym.registry:
-                raise
-            return partial(gym.make, env), env, _DEFAULT_N_ENVS
-    if isinstance(env, gym.Env):
-        return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), 1
-    return env, getattr(env, "__name__", "environment"), _DEFAULT_N_ENVS
 
 
 def _cores() -> int:

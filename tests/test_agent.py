@@ -119,14 +119,14 @@ def test_predict_single_batch_and_sampled(agent, drivers):
     action, state = agent.predict(obs[0])
     assert action.shape == (1,) and action.dtype == np.float32
     assert gym.make(ENV_ID).action_space.contains(action)
-    actions, state = agent.predict(obs[:6])
+    actions, state = agent.predict(obs[:6], agent.begin(6))
     assert actions.shape == (6, 1) and state.n_envs == 6
     np.testing.assert_allclose(actions[0], action, atol=1e-5)
-    draws = [agent.predict(obs[0], deterministic=False)[0] for _ in range(5)]
+    draws = [agent.predict(obs[0], agent.begin(), None, False)[0] for _ in range(5)]
     assert len({float(draw[0]) for draw in draws}) > 1
     torch.manual_seed(1)  # sampling has a generator of its own, which the agent's seed begins
     agent.set_random_seed(agent.seed)
-    assert [agent.predict(obs[0], deterministic=False)[0] for _ in range(5)] == draws
+    assert [agent.predict(obs[0], agent.begin(), None, False)[0] for _ in range(5)] == draws
 
 
 def test_many_environments_at_once_equal_one_by_one(agent, drivers):
@@ -156,7 +156,7 @@ def test_dropout_is_off_whenever_the_agent_acts(drivers):
     seen = []
 
     def act_twice(_locals, _globals):
-        seen.append([agent.predict(obs)[0] for _ in range(2)])
+        seen.append([agent.predict(obs, agent.begin(3))[0] for _ in range(2)])
         return True
 
     agent.learn(drivers, 4, callback=act_twice)
@@ -170,7 +170,7 @@ def test_acting_in_chunks_is_acting_at_once(agent, drivers, monkeypatch):
     obs = drivers.observations[:7]
     together, _ = agent.predict(obs)
     monkeypatch.setattr("rcdt_agent.deploy.policy.CPU_CHUNK", 1)  # one environment at a time
-    apart, _ = agent.predict(obs)
+    apart, _ = agent.predict(obs, agent.begin(7))
     np.testing.assert_allclose(apart, together, atol=1e-6)
 
 
@@ -338,9 +338,9 @@ def test_parameters(agent, drivers):
     before, _ = agent.predict(obs)
     with torch.no_grad():
         agent.policy.transformer.head.linear.bias += 0.3
-    assert not np.allclose(agent.predict(obs)[0], before)
+    assert not np.allclose(agent.predict(obs, agent.begin(3))[0], before)
     agent.set_parameters(parameters)
-    np.testing.assert_array_equal(agent.predict(obs)[0], before)
+    np.testing.assert_array_equal(agent.predict(obs, agent.begin(3))[0], before)
     with pytest.raises(InvalidArgumentError, match="must hold"):
         agent.set_parameters({})
 

@@ -178,7 +178,8 @@ def test_a_margin_is_held_back_from_the_start():
     _, ctg = state.tokens(target, budget)
     assert ctg[0, :2].tolist() == [8, 5]
     agent = RCDT(preset="tiny", total_steps=5, seed=0, budget_margin=0.5).learn(TWO_KINDS)
-    agent.set_cost_budget(20)
+    with pytest.warns(UserWarning, match="is above 10, the largest cost of the 10"):
+        agent.set_cost_budget(20)
     assert agent.cost_budget == 20
     assert agent.target_return == agent.policy.outcomes.target_return(
         10, agent.config.target_quantile

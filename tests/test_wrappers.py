@@ -173,7 +173,7 @@ def test_vector_twin_without_cost_is_an_error():
     env = gym.vector.SyncVectorEnv([lambda: Scripted(9, key="damage")] * 2)
     wrapped = VectorReturnCostTokens(env)
     wrapped.reset(seed=0)
-    with pytest.raises(InvalidArgumentError, match="Environment 0 reported no cost"):
+    with pytest.raises(InvalidArgumentError, match="Environment 0 of 2: .* reported no cost"):
         wrapped.step(np.zeros((2, 1), np.float32))
 
 

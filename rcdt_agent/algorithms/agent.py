@@ -67,7 +67,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         """A configuration by names."""
 
     @abstractmethod
-    def act(
+    def choose_actions(
         self,
         obs: Float32Array,
         state: Any,
@@ -184,7 +184,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
         plain, facts = split_facts(observation)
         rows, single = policy.observation_rows(plain)
-        actions, state = self.act(
+        actions, state = self.choose_actions(
             rows, state, facts=facts, episode_start=episode_start, deterministic=deterministic
         )
         actions = actions.reshape(-1, *policy.action_space.shape)

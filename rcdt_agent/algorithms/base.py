@@ -1,9 +1,9 @@
 """`OfflineAlgorithm`: what every algorithm shares. A new one is one file on top of it.
 
 A subclass says how its policy is built (`build_policy`, `restore_policy`), what training needs
-besides (`setup`), what one gradient step is (`step`), and how it acts (`act`). Learning loop,
-callbacks, logger, seeds, devices, precision, checkpoints, exact resumption, the divergence guard
-and evaluation are shared.
+besides (`setup`), what one gradient step is (`step`), and how it acts
+(`choose_actions`). Learning loop, callbacks, logger, seeds, devices, precision, checkpoints, exact
+resumption, the divergence guard and evaluation are shared.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         """Give the agent its training data: the first fix its scales, later ones must fit.
 
         Raises:
-            DatasetError: The file cannot be read, or its sizes are not the environment's.
+            DatasetError: The file cannot be read, its sizes are not the environment's or the
+                task's, or its actions are not in the action space.
             TrainingError: The agent has been trained on other data in this process.
         """
         data = (
@@ -100,6 +101,9 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         )
         if data is self.dataset:
             return
+        if self.task is not None:
+            sizes = self.task.observation_size, self.task.action_size
+            data.check_sizes(*sizes, f"those of {self.task.id}")
         if self.observation_space is not None and self.action_space is not None:
             data.check_spaces(self.observation_space, self.action_space)
         if self.training.ready:

@@ -168,7 +168,7 @@ class BC(OfflineAlgorithm[MLPPolicy, BCConfig]):
         return {"loss": loss.detach()}
 
     @torch.inference_mode()
-    def act(
+    def choose_actions(
         self,
         obs: Float32Array,
         state: Any,

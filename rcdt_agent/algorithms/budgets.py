@@ -9,23 +9,19 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array
-from rcdt_agent.algorithms.base import OfflineAlgorithm
+from rcdt_agent.algorithms.acting import EpisodeActing
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.config import DEPLOYMENT, Config
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
-from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens, check_budget
-from rcdt_agent.env_step import CostFunction
-from rcdt_agent.errors import InvalidArgumentError, StateError
+from rcdt_agent.deploy.wrappers import check_budget
+from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
 
 
-class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
+class BudgetConditioned(EpisodeActing):
     """Tells the policy what is left to earn and to spend; budgets can change at any time."""
 
     budgets = "any"
@@ -50,9 +46,10 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
-        self._cost_budget = None if cost_budget is None else _one_budget(cost_budget)
+        self._cost_budget = None if cost_budget is None else check_budget(cost_budget)
         self._target_request: TargetReturn = target_return
         self._targets: dict[float, float] = {}  # target returns of budgets, as far as asked for
+        self._judged: set[tuple[float, float]] = set()  # budgets and targets held against the data
         super().__init__(env, config, **kwargs)
 
     # ------------------------------------------------------------ budgets
@@ -77,17 +74,18 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
     def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
         """Say what an episode may cost from now on; also acts on episodes under way.
 
+        Only episodes whose budget was stated to `begin` or to a wrapper keep that one.
+
         Args:
             k: The budget, >= 0.
             target_return: `auto`, `paper` or a number.
 
         Warns:
-            UserWarning: The training data do not cover the request; with the numbers.
+            UserWarning: The training data do not cover the request; once, with the numbers.
         """
-        budget = _one_budget(k)
+        budget = check_budget(k)
         if self.has_policy:
-            target = self.resolve_target(budget, target_return)
-            self.policy.conditioning.warn_if_uncovered(budget, target)
+            self._judge(budget, self.resolve_target(budget, target_return))
         self._cost_budget, self._target_request = budget, target_return
 
     def resolve_target(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
@@ -111,117 +109,21 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             self._targets[cost_budget] = self.resolve_target(cost_budget)
         return self._targets[cost_budget]
 
-    # ------------------------------------------------------------ acting
+    def _forget_targets(self) -> None:
+        """The conditioning has changed: budgets are looked up and judged anew."""
+        self._targets.clear()
+        self._judged.clear()
 
-    def act(
-        self,
-        obs: Float32Array,
-        state: Any,
-        *,
-        facts: Facts | None,
-        episode_start: npt.ArrayLike | None,
-        deterministic: bool,
-    ) -> tuple[Float32Array, AgentState]:
-        """Actions (N, A) for observations (N, O), and the state to hand back.
+    def target_of(self, cost_budget: float) -> float:
+        """What the data show at a budget that was stated; warns once if they do not cover it."""
+        target = self._auto_target(cost_budget)
+        self._judge(cost_budget, target)
+        return target
 
-        Raises:
-            StateError: The state has not seen the outcome of its last action, or is not that of
-                the episode that a wrapper reports.
-        """
-        current: AgentState = self.begin(len(obs)) if state is None else state
-        if current.n_envs != len(obs):
-            raise InvalidArgumentError(
-                f"`state` is of {current.n_envs} environments, but there are {len(obs)} "
-                f"observations."
-            )
-        if episode_start is not None:
-            current = current.restart(episode_start)
-        if current.follows_agent:
-            current = current.with_targets(self.target_return, self.cost_budget)
-        if facts is not None:
-            current = self._take_facts(current, facts, dropped=state is None)
-        return self.policy.act(
-            current.push(obs), deterministic=deterministic, generator=self.acting_generator
-        )
-
-    def _take_facts(self, state: AgentState, facts: Facts, *, dropped: bool) -> AgentState:
-        """The state with what wrappers report: earned, spent, and budgets of their own.
-
-        A budget that was stated to `begin` counts more than a wrapper's own: an evaluation at some
-        budgets must not act at another one.
-        """
-        steps = facts.episode_step
-        unlike = (steps != state.steps) & (state.steps > 0)
-        wrong = (unlike | dropped) & (steps > 0)
-        if wrong.any():
-            i = int(np.argmax(wrong))
-            raise StateError(
-                f"Environment {i} is at step {steps[i]:g} of its episode, but `state` has seen "
-                f"{state.steps[i]}: hand back the state that the last `predict` returned. If the "
-                f"agent takes over an episode under way, begin with `state=agent.begin()`."
-            )
-        state = state.restart(unlike)  # at step zero: a new episode has begun
-        if state.follows_agent:
-            own = np.isfinite(facts.cost_budget)
-            budget = np.where(own, facts.cost_budget, state.cost_budget)
-            target = state.target_return
-            if own.any():
-                target = np.where(own, [self._auto_target(float(b)) for b in budget], target)
-            target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
-            state = state.with_targets(target, budget)
-        return state.with_facts(facts.episode_return, facts.episode_cost)
-
-    def begin(
-        self,
-        n_envs: int = 1,
-        *,
-        cost_budget: npt.ArrayLike | None = None,
-        target_return: npt.ArrayLike | None = None,
-    ) -> AgentState:
-        """A state for episodes about to start, with budgets of their own if given.
-
-        Args:
-            n_envs: Number of environments.
-            cost_budget: A number or (N,); default: the agent's, also when it changes later.
-            target_return: A number or (N,); default: what the data show at the budget.
-        """
-        normalizer = self.policy.normalizer
-        own = cost_budget is not None or target_return is not None
-        budgets = check_budget(self.cost_budget if cost_budget is None else cost_budget)
-        budgets = np.broadcast_to(budgets, (n_envs,))
-        if target_return is None and cost_budget is not None:
-            known = {budget: self.resolve_target(float(budget)) for budget in set(budgets)}
-            target_return = [known[budget] for budget in budgets]
-        return AgentState.begin(
-            n_envs,
-            context_length=self.config.context_length,
-            observation_size=normalizer.obs_mean.numel(),
-            action_size=normalizer.action_low.numel(),
-            target_return=self.target_return if target_return is None else target_return,
-            cost_budget=budgets,
-            follows_agent=not own,
-        )
-
-    def wrap(
-        self, env: Env, *, cost_key: str = "cost", cost_fn: CostFunction | None = None
-    ) -> ReturnCostTokens:
-        """Wrap an environment so that what it earned and spent travels in its observation.
-
-        The budget stays with the agent: `set_cost_budget` acts at the next `predict`, in whatever
-        process the environment runs.
-
-        Args:
-            env: Any Gymnasium environment, with five- or six-value steps.
-            cost_key: Where in `info` the cost is.
-            cost_fn: Computes the cost instead.
-        """
-        if not isinstance(env, gym.Env):
-            raise InvalidArgumentError(
-                f"`env` must be one Gymnasium environment, got {type(env).__name__}. "
-                f"`VectorReturnCostTokens(env)` wraps Gymnasium's vector environments; wrap each "
-                f"environment of a stable-baselines3 `VecEnv` before it is made."
-            )
-        return ReturnCostTokens(env, cost_key=cost_key, cost_fn=cost_fn)
+    def _judge(self, cost_budget: float, target_return: float) -> None:
+        if (cost_budget, target_return) not in self._judged:
+            self._judged.add((cost_budget, target_return))
+            self.policy.conditioning.warn_if_uncovered(cost_budget, target_return)
 
     # ------------------------------------------------------------ deployment
 
@@ -233,7 +135,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
     @calibration.setter
     def calibration(self, calibration: TokenCalibration | None) -> None:
         self.policy.calibrate(calibration)
-        self._targets.clear()
+        self._forget_targets()
 
     def calibrate(
         self,
@@ -288,7 +190,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         self.config = replace(self.config, **fields)
         if self.has_policy:
             self.policy.configure(self.config)
-            self._targets.clear()
+            self._forget_targets()
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the policy as an ONNX file for deployment without torch; see `deploy.export`.
@@ -316,14 +218,5 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
-        self._cost_budget = _one_budget(values["cost_budget"])
+        self._cost_budget = check_budget(values["cost_budget"])
         self._target_request = values["target_return"]
-
-
-def _one_budget(cost_budget: Any) -> float:
-    budgets = check_budget(cost_budget)
-    if budgets.size != 1:
-        raise InvalidArgumentError(
-            f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin` takes several."
-        )
-    return float(budgets.item())

@@ -83,7 +83,9 @@ def read_agent(kind: type[AlgorithmT], path: Any, **options: Any) -> AlgorithmT:
         agent.training.store(state["training"])
         agent.load_settings(meta["settings"])
         rows = np.zeros((1, policy.normalizer.obs_mean.numel()), dtype=np.float32)
-        actions, _ = agent.act(rows, None, facts=None, episode_start=None, deterministic=True)
+        actions, _ = agent.choose_actions(
+            rows, agent.begin(), facts=None, episode_start=None, deterministic=True
+        )
         if not np.isfinite(actions).all() or actions[0].size != np.prod(policy.action_space.shape):
             raise CheckpointError(f"an action of it is {actions[0]}")
     return agent

@@ -66,6 +66,26 @@ def check_not_negative(array: Float32Array, key: str, name: str) -> None:
         raise DatasetError(f"{name}: `{key}` must be >= 0, row {row} is {array[row]}.")
 
 
+def check_within(
+    array: Float32Array, low: Float32Array, high: Float32Array, key: str, name: str
+) -> None:
+    """Refuse rows (N, A) outside bounds (A,), but for rounding; names the first, and how many."""
+    slack = 1e-5 * np.maximum(np.abs(low), np.abs(high))
+    n_outside, first = 0, 0
+    for start in range(0, len(array), _CHUNK):
+        rows = array[start : start + _CHUNK]
+        outside = ((rows < low - slack) | (rows > high + slack)).any(axis=1)
+        if not n_outside and outside.any():
+            first = start + int(np.argmax(outside))
+        n_outside += int(outside.sum())
+    if n_outside:
+        raise DatasetError(
+            f"{name}: `{key}` must lie in the environment's action space, from {low} to {high}; "
+            f"{n_outside} of {len(array)} rows do not, the first is row {first}: {array[first]}. "
+            f"They range from {array.min(axis=0)} to {array.max(axis=0)}."
+        )
+
+
 def final_observations(
     observations: Float32Array, next_observations: Any, last: Int64Array, name: str
 ) -> tuple[Float32Array, BoolArray]:

@@ -18,6 +18,7 @@ from rcdt_agent.data.checks import (
     check_finite,
     check_not_negative,
     check_shapes,
+    check_within,
     final_observations,
     split_episodes,
 )
@@ -265,20 +266,30 @@ class TrajectoryDataset:
         return alignment_bound(epsilon, alpha, int(self.lengths.max()))
 
     def check_spaces(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
-        """Refuse an environment whose sizes are not the data's.
+        """Refuse an environment whose sizes are not the data's, or whose actions are not.
 
         Raises:
-            DatasetError: Names the key, both sizes and the file.
+            DatasetError: Names the file, the key, and both sizes, or the first row outside.
         """
-        for key, size, space in (
-            ("observations", self.observation_size, observation_space),
-            ("actions", self.action_size, action_space),
+        sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
+        self.check_sizes(*sizes, "the environment's")
+        if isinstance(action_space, gym.spaces.Box):
+            low, high = action_space.low.ravel(), action_space.high.ravel()
+            check_within(self.actions, low, high, "actions", self.name)
+
+    def check_sizes(self, observation_size: int, action_size: int, whose: str) -> None:
+        """Refuse sizes that are not the data's; `whose` they are is said in the message.
+
+        Raises:
+            DatasetError: Names the file, the key and both sizes.
+        """
+        for key, size, expected in (
+            ("observations", self.observation_size, observation_size),
+            ("actions", self.action_size, action_size),
         ):
-            expected = gym.spaces.flatdim(space)
             if size != expected:
                 raise DatasetError(
-                    f"{self.name}: `{key}` have size {size}, but the environment's have size "
-                    f"{expected}."
+                    f"{self.name}: `{key}` have size {size}, but {whose} have size {expected}."
                 )
 
     def select(self, rows: npt.ArrayLike, *, suffix: str = "selection") -> TrajectoryDataset:

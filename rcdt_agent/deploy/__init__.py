@@ -2,7 +2,8 @@
 
 from rcdt_agent.deploy.conditioning import Conditioning, TokenCalibration
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import ReturnCostTokens, VectorReturnCostTokens
+from rcdt_agent.deploy.vector_wrapper import VectorReturnCostTokens
+from rcdt_agent.deploy.wrappers import ReturnCostTokens
 
 __all__ = [
     "AgentState",

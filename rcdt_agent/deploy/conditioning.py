@@ -135,6 +135,14 @@ class Conditioning:
                 f"asked for what nobody showed it.",
                 stacklevel=3,
             )
+        largest = float(outcomes.costs.max())
+        if cost_budget > largest:
+            warnings.warn(
+                f"The cost budget {cost_budget:g} is above {largest:g}, the largest cost of the "
+                f"{len(outcomes)} training trajectories: they show nothing that costs as "
+                f"much, so do not expect more of it than of {largest:g}.",
+                stacklevel=3,
+            )
         if self.calibration is not None:
             self.calibration.warn_if_uncovered(cost_budget)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +13,19 @@ import torch
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
 from rcdt_agent.errors import InvalidArgumentError, StateError
 from rcdt_agent.model import Window
+
+
+class StateUse:
+    """Whether anybody used the state of an episode after `predict` had returned it.
+
+    Shared by all states of the episode: dropping it (`action, _ = agent.predict(obs)`) would begin
+    a new episode, with the whole budget, at each step.
+    """
+
+    used = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateUse:
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -29,7 +42,8 @@ class AgentState:
         actions: (N, K, A) actions; the last real one is the action just given.
         earned: (N, K) return before each step.
         spent: (N, K) cost before each step.
-        steps: (N,) steps of the episode begun so far.
+        steps: (N,) steps of the episode begun so far, since this state follows it.
+        skipped: (N,) steps made before this state took the episode over.
         total_return: (N,) reward seen so far.
         total_cost: (N,) cost seen so far.
         target_return: (N,) what the episode should return.
@@ -37,6 +51,7 @@ class AgentState:
         awaiting: (N,) an action was given whose reward and cost have not been seen.
         shielded: (N,) whether the critic shield replaced the policy's last action.
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
+        use: Whether `predict` or `observe` has been called with a state of these episodes.
     """
 
     obs: Float32Array
@@ -44,6 +59,7 @@ class AgentState:
     earned: Float32Array
     spent: Float32Array
     steps: Int64Array
+    skipped: Int64Array
     total_return: Float32Array
     total_cost: Float32Array
     target_return: Float32Array
@@ -51,6 +67,7 @@ class AgentState:
     awaiting: BoolArray
     shielded: BoolArray
     follows_agent: bool = True
+    use: StateUse = field(default_factory=StateUse)
 
     @classmethod
     def begin(
@@ -78,6 +95,7 @@ class AgentState:
             earned=zeros(context_length),
             spent=zeros(context_length),
             steps=np.zeros(n_envs, dtype=np.int64),
+            skipped=np.zeros(n_envs, dtype=np.int64),
             total_return=zeros(),
             total_cost=zeros(),
             target_return=each(target_return),
@@ -91,6 +109,11 @@ class AgentState:
     def n_envs(self) -> int:
         """Number of environments."""
         return len(self.steps)
+
+    @property
+    def episode_steps(self) -> Int64Array:
+        """(N,) steps of the episode begun so far, whoever made them."""
+        return self.skipped + self.steps
 
     @property
     def return_to_go(self) -> Float32Array:
@@ -122,6 +145,7 @@ class AgentState:
                 "`observe` was called without an action waiting for its outcome: call it once "
                 "after each step, with that step's reward and cost."
             )
+        self.use.used = True
         return replace(
             self,
             total_return=self.total_return + earned,
@@ -131,7 +155,11 @@ class AgentState:
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
-        chosen = np.asarray(which, dtype=np.bool_)
+        chosen = np.asarray(which, dtype=np.bool_).reshape(-1)
+        if len(chosen) != self.n_envs:
+            raise InvalidArgumentError(
+                f"`episode_start` must have shape ({self.n_envs},), got {np.shape(which)}."
+            )
         if not chosen.any():
             return self
         keep = ~chosen
@@ -146,6 +174,7 @@ class AgentState:
             earned=cleared(self.earned),
             spent=cleared(self.spent),
             steps=self.steps * keep,
+            skipped=self.skipped * keep,
             total_return=cleared(self.total_return),
             total_cost=cleared(self.total_cost),
             awaiting=self.awaiting & keep,
@@ -164,10 +193,17 @@ class AgentState:
             cost_budget=np.broadcast_to(budget, shape).copy(),
         )
 
-    def with_facts(self, total_return: Float32Array, total_cost: Float32Array) -> AgentState:
-        """Take what was earned and spent (N,) from a wrapper; it answers what was awaited."""
+    def with_facts(
+        self, total_return: Float32Array, total_cost: Float32Array, episode_step: Float32Array
+    ) -> AgentState:
+        """Take what was earned, spent and made (N,) from a wrapper; it answers what was awaited.
+
+        A state that has seen nothing yet takes an episode over at any step.
+        """
+        taken_over = (self.steps == 0) & (episode_step > 0)
         return replace(
             self,
+            skipped=np.where(taken_over, episode_step, self.skipped).astype(np.int64),
             total_return=total_return,
             total_cost=total_cost,
             awaiting=np.zeros_like(self.awaiting),
@@ -239,7 +275,7 @@ class AgentState:
     def timesteps(self) -> Int64Array:
         """(N, K) place of each step of the window in its episode; zero for padding."""
         length = self.obs.shape[1]
-        offsets = np.maximum(self.steps - length, 0)[:, None]
+        offsets = (self.skipped + np.maximum(self.steps - length, 0))[:, None]
         places = np.arange(length)
         return np.asarray((offsets + places) * (places <= self.position[:, None]), dtype=np.int64)
 

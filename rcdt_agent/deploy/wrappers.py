@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array
-from rcdt_agent.env_step import CostFunction, cost_in, read_step
+from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.env_step import CostFunction, read_step
 from rcdt_agent.errors import InvalidArgumentError
 
 OBSERVATION = "observation"
@@ -65,7 +64,16 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             cost_budget: What an episode here may cost; None: the agent's budget.
             cost_key: Where in `info` the cost is (five-value steps).
             cost_fn: Computes the cost instead: (observation, action, next observation, info).
+
+        Raises:
+            InvalidArgumentError: Not one environment, or its observation is no array.
         """
+        if not isinstance(env, gym.Env) or isinstance(env, gym.vector.VectorEnv):
+            raise InvalidArgumentError(
+                f"`env` must be one Gymnasium environment, got {type(env).__name__}. "
+                f"`VectorReturnCostTokens(env)` wraps Gymnasium's vector environments; wrap each "
+                f"environment of a stable-baselines3 `VecEnv` before it is made."
+            )
         gym.utils.RecordConstructorArgs.__init__(
             self,
             target_return=target_return,
@@ -84,7 +92,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
 
     def set_targets(self, target_return: float | None, cost_budget: float | None) -> None:
         """Give this environment a target and a budget of its own, or None: the agent's."""
-        self._own = _own_targets(target_return, cost_budget, 1)
+        self._own = own_targets(target_return, cost_budget, 1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -115,119 +123,6 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         facts = (self._earned, self._spent, self._steps, *self._own[:, 0])
         rows = np.array(facts, dtype=np.float32)[:, None]
         return {OBSERVATION: self._obs, **dict(zip(FACTS, rows, strict=True))}
-
-
-_VectorWrapper: Any = getattr(gym.vector, "VectorWrapper", None) or getattr(
-    gym.vector, "VectorEnvWrapper", None
-)
-
-
-_HAS_PARTIAL_RESETS = hasattr(gym.vector, "AutoresetMode")  # gymnasium >= 1.1; others reset all
-
-
-class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
-    """`ReturnCostTokens` for Gymnasium's vector environments, whichever way they reset.
-
-    Same-step (gymnasium < 1.0, and 1.x on request): the step that ends an episode returns the
-    next one's first observation, and its own cost is in `final_info`. Next-step (1.x by default):
-    the step after the end only resets, and its reward is nobody's. Disabled (1.1 on request): the
-    caller resets some with `reset(options={"reset_mask": mask})`, and the others go on.
-    """
-
-    def __init__(
-        self,
-        env: gym.vector.VectorEnv,
-        target_return: npt.ArrayLike | None = None,
-        cost_budget: npt.ArrayLike | None = None,
-        cost_key: str = "cost",
-    ) -> None:
-        """Wrap a vector environment.
-
-        Args:
-            env: A Gymnasium vector environment.
-            target_return: A number or (N,); None: what the agent asks for.
-            cost_budget: A number or (N,); None: the agent's budget.
-            cost_key: Where in `infos` the cost is.
-        """
-        super().__init__(env)
-        self.single_observation_space = facts_space(env.single_observation_space)
-        self.observation_space = gym.vector.utils.batch_space(
-            self.single_observation_space, env.num_envs
-        )
-        self.cost_key = cost_key
-        self._n_envs = env.num_envs
-        self._resets_next_step = _resets(env, "next")
-        self._resets_same_step = not self._resets_next_step and not _resets(env, "disabled")
-        self.set_targets(target_return, cost_budget)
-        self._earned, self._spent, self._steps = np.zeros((3, env.num_envs))
-        self._ended = np.zeros(env.num_envs, dtype=np.bool_)
-
-    def set_targets(
-        self, target_return: npt.ArrayLike | None, cost_budget: npt.ArrayLike | None
-    ) -> None:
-        """Give these environments targets and budgets of their own, or None: the agent's."""
-        self._own = _own_targets(target_return, cost_budget, self._n_envs)
-
-    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Begin all episodes, or those of `options["reset_mask"]`, with the whole budget."""
-        chosen = np.ones(self._n_envs, dtype=np.bool_)
-        options = kwargs.get("options") or {}
-        if "reset_mask" in options and _HAS_PARTIAL_RESETS:
-            chosen = np.asarray(options["reset_mask"], dtype=np.bool_)
-        obs, infos = self.env.reset(**kwargs)
-        self._begin(chosen)
-        return self._observation(obs), infos
-
-    def step(self, actions: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
-        """Step all environments; `infos` gains `cost`, `episode_return` and `episode_cost`."""
-        obs, rewards, terminated, truncated, infos = self.env.step(actions)
-        ended = np.asarray(terminated) | np.asarray(truncated)
-        only_reset = self._ended if self._resets_next_step else np.zeros_like(ended)
-        costs = self._costs(infos, ended, only_reset)
-        self._earned = self._earned + rewards
-        self._spent = self._spent + costs
-        self._steps = self._steps + 1
-        self._begin(only_reset)
-        infos = {**infos, "cost": costs}
-        if ended.any():
-            infos |= {"episode_return": self._earned * ended, "episode_cost": self._spent * ended}
-            infos["_episode_cost"] = infos["_episode_return"] = ended
-        if self._resets_same_step:
-            self._begin(ended)
-        self._ended = ended
-        return self._observation(obs), rewards, terminated, truncated, infos
-
-    def _begin(self, chosen: Any) -> None:
-        """New episodes where `chosen` (N,) is True; the others go on."""
-        self._earned, self._spent, self._steps = (
-            np.where(chosen, 0.0, values) for values in (self._earned, self._spent, self._steps)
-        )
-        self._ended = self._ended & ~chosen
-
-    def _costs(self, infos: dict[str, Any], ended: Any, only_reset: Any) -> Any:
-        costs = np.asarray(infos.get(self.cost_key, np.zeros(self._n_envs)), dtype=np.float64)
-        present = np.asarray(infos.get(f"_{self.cost_key}", np.zeros(self._n_envs, np.bool_)))
-        costs, present = costs.copy(), present.copy()
-        final = infos.get("final_info")
-        if not self._resets_next_step and ended.any() and final is not None:
-            for i in np.flatnonzero(ended):  # that step's own cost, not the new episode's
-                own = final[i] if not isinstance(final, dict) else _row(final, i)
-                costs[i] = cost_in(own, self.cost_key)
-                present[i] = True
-        missing = ~present & ~only_reset
-        if missing.any():
-            raise InvalidArgumentError(
-                f"Environment {int(np.flatnonzero(missing)[0])} reported no cost: `cost_key` is "
-                f"{self.cost_key!r}, `infos` holds {sorted(infos)}."
-            )
-        return np.where(only_reset, 0.0, costs)
-
-    def _observation(self, obs: Any) -> dict[str, Any]:
-        rows = np.stack((self._earned, self._spent, self._steps, *self._own))
-        return {
-            OBSERVATION: obs,
-            **dict(zip(FACTS, rows.astype(np.float32)[..., None], strict=True)),
-        }
 
 
 def facts_space(space: gym.Space[Any]) -> gym.spaces.Dict:
@@ -262,37 +157,68 @@ def split_facts(observation: Any) -> tuple[Any, Facts | None]:
     return observation[OBSERVATION], facts
 
 
-def check_budget(cost_budget: Any) -> npt.NDArray[np.float64]:
-    """A cost budget, or several, as numbers.
+def check_budget(cost_budget: Any) -> float:
+    """One cost budget as a number.
 
     Raises:
-        InvalidArgumentError: Not a number, negative, or not finite.
+        InvalidArgumentError: Not one number, negative, or not finite.
     """
-    try:
-        budgets = np.asarray(cost_budget, dtype=np.float64)
-    except (TypeError, ValueError):
-        budgets = np.array(np.nan)
-    if not (np.isfinite(budgets) & (budgets >= 0)).all():
+    budgets = check_budgets(cost_budget)
+    if np.ndim(cost_budget) != 0:
+        raise InvalidArgumentError(
+            f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin(n, cost_budget)` "
+            f"takes one for each of n environments."
+        )
+    return float(budgets[0])
+
+
+def check_budgets(cost_budget: Any, n_envs: int | None = None) -> Float64Array:
+    """Cost budgets as numbers: (n_envs,), from one or as many; without it, as many as given.
+
+    Raises:
+        InvalidArgumentError: Not numbers, negative, not finite, or not as many.
+    """
+    budgets = _numbers(cost_budget)
+    if budgets is None or not (np.isfinite(budgets) & (budgets >= 0)).all():
         raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
-    return budgets
+    return _one_each("cost_budget", budgets, n_envs)
 
 
-def _own_targets(
-    target_return: npt.ArrayLike | None, cost_budget: npt.ArrayLike | None, n_envs: int
-) -> Float32Array:
+def check_targets(target_return: Any, n_envs: int) -> Float64Array:
+    """Target returns (n_envs,) as numbers, from one or as many.
+
+    Raises:
+        InvalidArgumentError: Not numbers, not finite, or not as many.
+    """
+    targets = _numbers(target_return)
+    if targets is None or not np.isfinite(targets).all():
+        raise InvalidArgumentError(f"`target_return` must be finite, got {target_return!r}.")
+    return _one_each("target_return", targets, n_envs)
+
+
+def own_targets(target_return: Any, cost_budget: Any, n_envs: int) -> Float32Array:
     """(2, N) target returns and budgets of environments, `AGENTS` where there is none."""
+    own = np.full((2, n_envs), AGENTS, dtype=np.float32)
+    if target_return is not None:
+        own[0] = check_targets(target_return, n_envs)
     if cost_budget is not None:
-        check_budget(cost_budget)
-    own = [AGENTS if value is None else value for value in (target_return, cost_budget)]
-    rows = [np.broadcast_to(np.asarray(value, dtype=np.float32), (n_envs,)) for value in own]
-    return np.stack(rows)
+        own[1] = check_budgets(cost_budget, n_envs)
+    return own
 
 
-def _row(infos: dict[str, Any], i: int) -> dict[str, Any]:
-    return {k: v[i] for k, v in infos.items() if not k.startswith("_") and np.ndim(v) > 0}
+def _numbers(values: Any) -> Float64Array | None:
+    """Values as float64, or None if they are no numbers: text that looks like one is not."""
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):
+        return None
+    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
 
 
-def _resets(env: Any, mode: str) -> bool:
-    """Whether a vector environment resets in a mode, by Gymnasium's name for it."""
-    found = (env.metadata or {}).get("autoreset_mode")
-    return found is not None and mode in str(getattr(found, "value", found)).lower()
+def _one_each(name: str, values: Float64Array, n_envs: int | None) -> Float64Array:
+    if values.ndim > 1 or (n_envs is not None and values.size not in (1, n_envs)):
+        raise InvalidArgumentError(
+            f"`{name}` must be one number, or one for each of {n_envs or 'several'} environments, "
+            f"got shape {values.shape}."
+        )
+    return values.reshape(-1) if n_envs is None else np.broadcast_to(values, (n_envs,)).copy()

@@ -52,6 +52,8 @@ class Task:
     dataset_file: str
     """File name in DSRL's release; empty where the data are made on the spot."""
     episode_length: int
+    observation_size: int
+    action_size: int
     return_range: tuple[float, float]
     """Smallest and largest return of the dataset, as published; scores are normalised by it."""
     cost_range: tuple[float, float]
@@ -129,9 +131,22 @@ _METADRIVE = (
 )
 # fmt: on
 
+_SIZES = {  # of observation and action, as the simulators have them
+    "AntCircle": (34, 8), "AntRun": (33, 8), "BallCircle": (8, 2), "BallRun": (7, 2),
+    "CarCircle": (8, 2), "CarRun": (7, 2), "DroneCircle": (18, 4), "DroneRun": (17, 4),
+    "CarButton1": (88, 2), "CarButton2": (88, 2), "CarCircle1": (40, 2), "CarCircle2": (40, 2),
+    "CarGoal1": (72, 2), "CarGoal2": (72, 2), "CarPush1": (88, 2), "CarPush2": (88, 2),
+    "PointButton1": (76, 2), "PointButton2": (76, 2), "PointCircle1": (28, 2),
+    "PointCircle2": (28, 2), "PointGoal1": (60, 2), "PointGoal2": (60, 2), "PointPush1": (76, 2),
+    "PointPush2": (76, 2), "AntVelocity": (27, 8), "HalfCheetahVelocity": (17, 6),
+    "HopperVelocity": (11, 3), "SwimmerVelocity": (8, 2), "Walker2dVelocity": (17, 6),
+}  # fmt: skip
+_METADRIVE_SIZES = (259, 2)
+
 
 def _build(suite: Suite, row: _Row) -> Task:
     name = row.name
+    observation_size, action_size = _SIZES.get(name, _METADRIVE_SIZES)
     if suite == "bullet":
         env_id = f"Safety{name}-v0"
         spellings = [f"Offline{name}-v0", name, env_id]
@@ -158,6 +173,8 @@ def _build(suite: Suite, row: _Row) -> Task:
         env_id=env_id,
         dataset_file=row.dataset_file,
         episode_length=row.episode_length,
+        observation_size=observation_size,
+        action_size=action_size,
         return_range=row.returns,
         cost_range=row.costs,
         budgets=BUDGETS[suite],
@@ -180,6 +197,8 @@ SPEED_LIMIT = Task(
     env_id="rcdt_agent/SpeedLimit-v0",
     dataset_file="",
     episode_length=60,
+    observation_size=4,
+    action_size=1,
     return_range=(18.52884864807129, 109.34586334228516),  # of `record_drivers(1000)`
     cost_range=(0.0, 79.64851379394531),
     budgets=BUDGETS["embedded"],

@@ -1,0 +1,178 @@
+"""`VectorReturnCostTokens`: facts of many episodes in one Gymnasium vector environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION, facts_space, own_targets
+from rcdt_agent.env_step import CostFunction, cost_in, step_cost
+from rcdt_agent.errors import InvalidArgumentError
+
+_VectorWrapper: Any = getattr(gym.vector, "VectorWrapper", None) or getattr(
+    gym.vector, "VectorEnvWrapper", None
+)
+_HAS_PARTIAL_RESETS = hasattr(gym.vector, "AutoresetMode")  # gymnasium >= 1.1; others reset all
+_DEFAULT_MODE = "same" if int(gym.__version__.split(".")[0]) < 1 else "next"
+
+
+class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
+    """`ReturnCostTokens` for Gymnasium's vector environments, whichever way they reset.
+
+    Same-step (gymnasium < 1.0, and 1.1 on request): the step that ends an episode returns the
+    next one's first observation, and its own cost is in `final_info`. Next-step (1.x by default):
+    the step after the end only resets, and its reward is nobody's. Disabled (1.1 on request): the
+    caller resets some with `reset(options={"reset_mask": mask})`, and the others go on.
+    """
+
+    def __init__(
+        self,
+        env: gym.vector.VectorEnv,
+        target_return: npt.ArrayLike | None = None,
+        cost_budget: npt.ArrayLike | None = None,
+        cost_key: str = "cost",
+        cost_fn: CostFunction | None = None,
+    ) -> None:
+        """Wrap a vector environment.
+
+        Args:
+            env: A Gymnasium vector environment.
+            target_return: A number or (N,); None: what the agent asks for.
+            cost_budget: A number or (N,); None: the agent's budget.
+            cost_key: Where in `infos` the cost is.
+            cost_fn: Computes the cost of each environment instead: (observation, action, next
+                observation, info).
+
+        Raises:
+            InvalidArgumentError: Not a vector environment, or its observations are no arrays.
+        """
+        if not isinstance(env, gym.vector.VectorEnv):
+            raise InvalidArgumentError(
+                f"`env` must be a Gymnasium vector environment, got {type(env).__name__}. "
+                f"`agent.wrap(env)` wraps a single one; wrap each environment of a "
+                f"stable-baselines3 `VecEnv` before it is made."
+            )
+        super().__init__(env)
+        self.single_observation_space = facts_space(env.single_observation_space)
+        self.observation_space = gym.vector.utils.batch_space(
+            self.single_observation_space, env.num_envs
+        )
+        self.cost_key, self.cost_fn = cost_key, cost_fn
+        self._n_envs = env.num_envs
+        self._mode = _reset_mode(env)
+        self.set_targets(target_return, cost_budget)
+        self._earned, self._spent, self._steps = np.zeros((3, env.num_envs))
+        self._ended = np.zeros(env.num_envs, dtype=np.bool_)
+        self._obs: Any = None
+
+    def set_targets(
+        self, target_return: npt.ArrayLike | None, cost_budget: npt.ArrayLike | None
+    ) -> None:
+        """Give these environments targets and budgets of their own, or None: the agent's."""
+        self._own = own_targets(target_return, cost_budget, self._n_envs)
+
+    def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Begin all episodes, or those of `options["reset_mask"]`, with the whole budget."""
+        chosen = np.ones(self._n_envs, dtype=np.bool_)
+        options = kwargs.get("options") or {}
+        partial = _HAS_PARTIAL_RESETS or self._mode == "disabled"
+        if "reset_mask" in options and partial:
+            chosen = np.array(options["reset_mask"], dtype=np.bool_)  # a copy: it may be taken out
+        obs, infos = self.env.reset(**kwargs)
+        self._begin(chosen)
+        return self._observation(obs), infos
+
+    def step(self, actions: Any) -> tuple[dict[str, Any], Any, Any, Any, dict[str, Any]]:
+        """Step all environments; `infos` gains `cost`, `episode_return` and `episode_cost`."""
+        obs, rewards, terminated, truncated, infos = self.env.step(actions)
+        ended = np.asarray(terminated) | np.asarray(truncated)
+        only_reset = self._ended if self._mode == "next" else np.zeros_like(ended)
+        costs = self._costs(actions, obs, infos, ended, only_reset)
+        self._earned = self._earned + rewards
+        self._spent = self._spent + costs
+        self._steps = self._steps + 1
+        self._begin(only_reset)
+        infos = {**infos, "cost": costs, "_cost": ~only_reset}
+        if ended.any():
+            infos |= {"episode_return": self._earned * ended, "episode_cost": self._spent * ended}
+            infos["_episode_cost"] = infos["_episode_return"] = ended
+        if self._mode == "same":
+            self._begin(ended)
+        self._ended = ended
+        return self._observation(obs), rewards, terminated, truncated, infos
+
+    def _begin(self, chosen: Any) -> None:
+        """New episodes where `chosen` (N,) is True; the others go on."""
+        self._earned, self._spent, self._steps = (
+            np.where(chosen, 0.0, values) for values in (self._earned, self._spent, self._steps)
+        )
+        self._ended = self._ended & ~chosen
+
+    def _costs(
+        self, actions: Any, obs: Any, infos: dict[str, Any], ended: Any, only_reset: Any
+    ) -> Any:
+        """(N,) cost of the step in each environment; zero where it was only reset."""
+        costs = np.zeros(self._n_envs)
+        for i in np.flatnonzero(~only_reset):
+            # At an end, that step's own observation and cost, not the new episode's.
+            last = self._mode == "same" and ended[i]
+            info = _final(infos, i) if last else _row(infos, i)
+            if self.cost_fn is None:
+                costs[i] = self._reported(info, i)
+            else:
+                after = _final_observation(infos, i) if last else obs[i]
+                costs[i] = step_cost(self.cost_fn(self._obs[i], actions[i], after, info))
+        return costs
+
+    def _reported(self, info: dict[str, Any], i: int) -> float:
+        try:
+            return step_cost(cost_in(info, self.cost_key))
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"Environment {i} of {self._n_envs}: {error}") from error
+
+    def _observation(self, obs: Any) -> dict[str, Any]:
+        self._obs = np.array(obs) if self.cost_fn else None  # environments may write into theirs
+        rows = np.stack((self._earned, self._spent, self._steps, *self._own))
+        return {
+            OBSERVATION: obs,
+            **dict(zip(FACTS, rows.astype(np.float32)[..., None], strict=True)),
+        }
+
+
+def _row(infos: dict[str, Any], i: int) -> dict[str, Any]:
+    """The info of environment i: what `_key` marks as its own, or all where nothing is marked."""
+    everyone = np.ones(i + 1, dtype=np.bool_)
+    return {
+        key: values[i]
+        for key, values in infos.items()
+        if not key.startswith("_") and np.ndim(values) > 0 and infos.get(f"_{key}", everyone)[i]
+    }
+
+
+def _final(infos: dict[str, Any], i: int) -> dict[str, Any]:
+    """The info of the step that ended an episode, where the next one has begun already."""
+    final = infos.get("final_info")
+    if final is None:
+        return _row(infos, i)
+    return _row(final, i) if isinstance(final, dict) else dict(final[i])
+
+
+def _final_observation(infos: dict[str, Any], i: int) -> Any:
+    key = "final_obs" if "final_obs" in infos else "final_observation"
+    if key not in infos:
+        raise InvalidArgumentError(
+            f"`cost_fn` needs the last observation of an episode: `infos` holds no `final_obs`, "
+            f"but {sorted(infos)}."
+        )
+    return infos[key][i]
+
+
+def _reset_mode(env: Any) -> str:
+    """`same`, `next` or `disabled`: how a vector environment resets, by Gymnasium's names."""
+    found = (env.metadata or {}).get("autoreset_mode")
+    stated = str(getattr(found, "value", found)).lower()
+    # gymnasium 1.0 resets at the next step and does not say so.
+    return next((mode for mode in ("same", "next", "disabled") if mode in stated), _DEFAULT_MODE)

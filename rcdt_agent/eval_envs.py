@@ -1,0 +1,115 @@
+"""The environments of an evaluation: made from whatever names them, each episode with its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env import VecEnv
+
+from rcdt_agent.deploy.wrappers import OBSERVATION
+from rcdt_agent.env_step import CostFunction, read_step
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
+from rcdt_agent.tasks.simulators import make_env
+
+if TYPE_CHECKING:
+    from rcdt_agent.algorithms.agent import Agent
+
+Env = gym.Env[Any, Any]
+EnvSource = str | Env | Callable[[], Env] | None
+
+_DEFAULT_N_ENVS = 16
+
+
+class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
+    """Resets with the next seed of a list, however the vector environment resets."""
+
+    def __init__(
+        self,
+        env: Env,
+        seeds: Sequence[int],
+        cost_key: str = "cost",
+        cost_fn: CostFunction | None = None,
+    ) -> None:
+        """Use up `seeds`, one per reset; afterwards resets are not seeded."""
+        super().__init__(env)
+        self._seeds = list(seeds)
+        self._cost_key, self._cost_fn = cost_key, cost_fn
+        self._obs: Any = None
+
+    @classmethod
+    def around(
+        cls,
+        make: Callable[[], Env],
+        seeds: Sequence[int],
+        cost_key: str = "cost",
+        cost_fn: CostFunction | None = None,
+    ) -> SeededEpisodes:
+        """Wrap the environment that `make` makes.
+
+        Raises:
+            InvalidArgumentError: It is not one Gymnasium environment.
+        """
+        env = make()
+        if not isinstance(env, gym.Env) or isinstance(env, gym.vector.VectorEnv):
+            raise InvalidArgumentError(
+                f"`env` must make one Gymnasium environment, got {type(env).__name__}."
+            )
+        return cls(env, seeds, cost_key, cost_fn)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset with the next seed of the list, whatever the caller's."""
+        own = self._seeds.pop(0) if self._seeds else None
+        self._obs, info = self.env.reset(seed=own, options=options)
+        return self._obs, info
+
+    def step(self, action: Any) -> Any:
+        """Five values, the cost in `info`."""
+        values = self.env.step(action)
+        _, reward, _, terminated, truncated, info = read_step(
+            (_plain(values[0]), *values[1:]),
+            cost_key=self._cost_key,
+            cost_fn=self._cost_fn,
+            before=_plain(self._obs),
+            action=action,
+        )
+        self._obs = values[0]
+        return self._obs, reward, terminated, truncated, info
+
+
+def _plain(observation: Any) -> Any:
+    """What the environment itself observes, also within an agent's wrapper."""
+    return observation[OBSERVATION] if isinstance(observation, dict) else observation
+
+
+def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:
+    """A function that makes the environment, its name, and how many to make in one process."""
+    if env is None:
+        if agent.task is None:
+            raise InvalidArgumentError("`env` must be given for an agent without a task.")
+        env = agent.task.id
+    if isinstance(env, str):
+        try:
+            task = get_task(env)
+            return partial(make_env, task.id), task.id, PARALLEL_ENVS[task.suite]
+        except UnknownTaskError:
+            if env not in gym.registry:
+                raise
+            return partial(gym.make, env), env, _DEFAULT_N_ENVS
+    if isinstance(env, VecEnv | gym.vector.VectorEnv):
+        raise InvalidArgumentError(
+            f"`env` must be an id, one environment or a function that makes one, got "
+            f"{type(env).__name__}: `evaluate` runs `n_envs` of them side by side itself."
+        )
+    if isinstance(env, gym.Env):
+        return (lambda: env), str(env.spec.id if env.spec else type(env.unwrapped).__name__), 1
+    if not callable(env):
+        raise InvalidArgumentError(
+            f"`env` must be an id, an environment or a function that makes one, got {env!r}."
+        )
+    return env, getattr(env, "__name__", "environment"), _DEFAULT_N_ENVS
