@@ -84,7 +84,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
 
 def _plain(observation: Any) -> Any:
     """What the environment itself observes, also within an agent's wrapper."""
-    return observation[OBSERVATION] if isinstance(observation, dict) else observation
+    return observation.get(OBSERVATION) if isinstance(observation, dict) else observation
 
 
 def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:

@@ -20,7 +20,8 @@ from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.wrappers import check_budgets
 from rcdt_agent.env_step import CostFunction
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.eval_envs import Env, EnvSource, SeededEpisodes, env_maker
+from rcdt_agent.eval_envs import Env, SeededEpisodes, env_maker
+from rcdt_agent.eval_envs import EnvSource as EnvSource
 from rcdt_agent.progress import progress
 from rcdt_agent.stats import bootstrap_interval, normalized_score
 

@@ -130,7 +130,7 @@ def test_make_env_of_speed_limit():
         np.testing.assert_equal(one, two)
     with pytest.raises(ValueError, match=r"`action` must have shape \(1,\)"):
         ours.step(np.zeros(2))
-    with pytest.raises(ValueError, match="`render_mode` must be None"):
+    with pytest.raises(ValueError, match="`render_mode` must be None or 'rgb_array', got 'human'"):
         make_env("SpeedLimit", render_mode="human")
 
 

@@ -251,10 +251,8 @@ class EpisodeActing(OfflineAlgorithm[ConditionedPolicy, Config]):
             budget = np.where(own, facts.cost_budget, state.cost_budget)
             target = state.target_return
             if own.any():
-                asked = [
-                    self.target_of(float(b)) if o else 0.0 for b, o in zip(budget, own, strict=True)
-                ]
-                target = np.where(own, asked, target)
+                target = target.copy()
+                target[own] = [self.target_of(float(b)) for b in budget[own]]
             target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
             state = state.with_targets(target, budget)
         return state.with_facts(facts.episode_return, facts.episode_cost, steps)

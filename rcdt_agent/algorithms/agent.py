@@ -207,7 +207,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     def evaluate(
         self,
         env: EnvSource = None,
-        budgets: Sequence[float] | None = None,
+        budgets: Sequence[float] | float | None = None,
         n_episodes: int = 20,
         seed: int = 0,
         **kwargs: Any,

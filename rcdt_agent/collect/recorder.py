@@ -84,6 +84,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
                     f"`env` must have a {name} space that is a Box of rank 1, got {space}."
                 )
         self.trajectories: list[Trajectory] = []
+        self._left_out: list[str] = []  # of finished episodes, what was not finite
         self._sink = self.trajectories.append if sink is None else sink
         self._cost_key, self._cost_fn = cost_key, cost_fn
         self._obs: Any = None
@@ -125,6 +126,11 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def dataset(self, name: str = "recorded") -> TrajectoryDataset:
         """The finished trajectories in `trajectories`."""
+        if self._left_out and not self.trajectories:
+            raise DatasetError(
+                f"{name}: all {len(self._left_out)} episodes that ran to their end were left out: "
+                f"`{self._left_out[0]}` is not finite. Mend what the environment returns."
+            )
         return join_trajectories(self.trajectories, name)
 
     def save(self, path: str | Path) -> None:
@@ -142,6 +148,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         }
         bad = [key for key, array in arrays.items() if not np.isfinite(array).all()]
         if bad:
+            self._left_out.append(bad[0])
             warnings.warn(
                 f"A trajectory of {len(rewards)} steps is left out: `{bad[0]}` is not finite.",
                 stacklevel=3,

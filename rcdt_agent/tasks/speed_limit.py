@@ -31,6 +31,8 @@ ZONE_LIMIT = 0.6
 ZONE_LENGTH = 15
 ZONE_STARTS = (15, 20, 25, 30)
 START_SPEEDS = (0.4, 0.6, 0.8, 1.0)
+FRAME = (120, 4)
+"""Rows of a rendered frame, and columns for each step."""
 
 
 def limit_at(step: npt.ArrayLike, zone_start: npt.ArrayLike) -> Float64Array:
@@ -71,13 +73,19 @@ class SpeedLimitEnv(gym.Env[Float32Array, Float32Array]):
     end by truncation.
     """
 
-    metadata = {"render_modes": []}  # noqa: RUF012
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012
 
     def __init__(self, render_mode: str | None = None) -> None:
-        """Make the environment; there is nothing to render."""
-        if render_mode is not None:
-            raise InvalidArgumentError(f"`render_mode` must be None, got {render_mode!r}.")
-        self.render_mode = None
+        """Make the environment.
+
+        Args:
+            render_mode: None, or `rgb_array`: `render` then draws the road.
+        """
+        if render_mode not in (None, "rgb_array"):
+            raise InvalidArgumentError(
+                f"`render_mode` must be None or 'rgb_array', got {render_mode!r}."
+            )
+        self.render_mode = render_mode
         low, high = np.array([0, 0, -1, 0]), np.array([MAX_SPEED, OPEN_LIMIT, 1, 1])
         self.observation_space = gym.spaces.Box(
             low.astype(np.float32), high.astype(np.float32), dtype=np.float32
@@ -111,6 +119,18 @@ class SpeedLimitEnv(gym.Env[Float32Array, Float32Array]):
         self._step += 1
         obs = observe(self._speed, self._step, self._zone_start)
         return obs, self._speed, False, self._step == HORIZON, {"cost": float(cost)}
+
+    def render(self) -> npt.NDArray[np.uint8] | None:  # type: ignore[override]
+        """The road from left to right, its limit in grey; the car's speed, red above the limit."""
+        if self.render_mode is None:
+            return None
+        limits = limit_at(np.arange(HORIZON), self._zone_start)
+        heights = np.linspace(MAX_SPEED, 0, FRAME[0])[:, None]
+        frame = np.where((heights <= limits)[..., None], 190, 255).repeat(3, axis=-1)
+        here = min(self._step, HORIZON - 1)
+        color = (200, 30, 30) if self._speed > limits[here] else (30, 90, 200)
+        frame[heights[:, 0] <= self._speed, here] = color
+        return frame.astype(np.uint8).repeat(FRAME[1], axis=1)
 
 
 class Outcome(NamedTuple):
