@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from stable_baselines3.common.vec_env import VecEnv
 
-from rcdt_agent.deploy.wrappers import OBSERVATION
+from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION
 from rcdt_agent.env_step import CostFunction, read_step
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
@@ -25,7 +25,10 @@ _DEFAULT_N_ENVS = 16
 
 
 class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
-    """Resets with the next seed of a list, however the vector environment resets."""
+    """Resets with the next seed of a list, however the vector environment resets.
+
+    An agent's wrapper within is looked through: an evaluation counts rewards and costs itself.
+    """
 
     def __init__(
         self,
@@ -36,6 +39,10 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     ) -> None:
         """Use up `seeds`, one per reset; afterwards resets are not seeded."""
         super().__init__(env)
+        space = env.observation_space
+        self._wrapped = isinstance(space, gym.spaces.Dict) and {*FACTS} <= set(space.spaces)
+        if self._wrapped:
+            self.observation_space = space[OBSERVATION]  # type: ignore[index]
         self._seeds = list(seeds)
         self._cost_key, self._cost_fn = cost_key, cost_fn
         self._obs: Any = None
@@ -65,26 +72,24 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Reset with the next seed of the list, whatever the caller's."""
         own = self._seeds.pop(0) if self._seeds else None
-        self._obs, info = self.env.reset(seed=own, options=options)
+        obs, info = self.env.reset(seed=own, options=options)
+        self._obs = self._plain(obs)
         return self._obs, info
 
     def step(self, action: Any) -> Any:
         """Five values, the cost in `info`."""
-        values = self.env.step(action)
-        _, reward, _, terminated, truncated, info = read_step(
-            (_plain(values[0]), *values[1:]),
+        obs, *outcome = self.env.step(action)
+        self._obs, reward, _, terminated, truncated, info = read_step(
+            (self._plain(obs), *outcome),
             cost_key=self._cost_key,
             cost_fn=self._cost_fn,
-            before=_plain(self._obs),
+            before=self._obs,
             action=action,
         )
-        self._obs = values[0]
         return self._obs, reward, terminated, truncated, info
 
-
-def _plain(observation: Any) -> Any:
-    """What the environment itself observes, also within an agent's wrapper."""
-    return observation.get(OBSERVATION) if isinstance(observation, dict) else observation
+    def _plain(self, observation: Any) -> Any:
+        return observation[OBSERVATION] if self._wrapped else observation
 
 
 def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:

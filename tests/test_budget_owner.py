@@ -51,6 +51,17 @@ def custom_loop(driver, env):
     return total
 
 
+def act_loop(driver, env):
+    obs, _ = env.reset(seed=3)
+    driver.reset()
+    outcome, total = (), 0.0
+    for _ in budgets(driver):
+        obs, reward, _, _, info = env.step(driver.act(obs, *outcome))
+        outcome = () if isinstance(env, ReturnCostTokens) else (reward, info["cost"])
+        total += info["cost"]
+    return total
+
+
 def sb3_loop(driver, venv):
     venv.seed(3)
     obs, state, total = venv.reset(), None, 0.0
@@ -67,10 +78,8 @@ def vector_loop(driver, venv):
     state, total = None, 0.0
     for _ in budgets(driver):
         action, state = driver.predict(obs, state)
-        obs, _, _, ended, infos = venv.step(action)
-        last = infos.get("final_info")
-        own = last[0] if ended[0] and last is not None and not isinstance(last, dict) else infos
-        total += float(np.ravel(own["cost"])[0])
+        obs, _, _, _, infos = venv.step(action)
+        total += float(infos["cost"][0])
     venv.close()
     return total
 
@@ -80,6 +89,8 @@ def test_a_changed_budget_costs_the_same_wherever_the_environment_runs(driver):
     found = {
         "plain loop": custom_loop(driver, gym.make(ENV_ID)),
         "wrapped": custom_loop(driver, driver.wrap(gym.make(ENV_ID))),
+        "act": act_loop(driver, gym.make(ENV_ID)),
+        "act, wrapped": act_loop(driver, driver.wrap(gym.make(ENV_ID))),
         "DummyVecEnv": sb3_loop(driver, DummyVecEnv([make_env])),
         "SubprocVecEnv": sb3_loop(driver, SubprocVecEnv([make_env])),
         "SyncVectorEnv": vector_loop(
@@ -172,6 +183,12 @@ def test_normalised_facts_do_not_pass(driver):
     obs = venv.reset()
     with pytest.raises(InvalidArgumentError, match=r"arrived changed.*norm_obs=False"):
         driver.predict(obs)
+    own = ReturnCostTokens(gym.make(ENV_ID), target_return=50.0, cost_budget=5.0)
+    venv = VecNormalize(DummyVecEnv([lambda: own]), norm_obs=True, norm_reward=False)
+    action, state = driver.predict(venv.reset())
+    obs, *_ = venv.step(action)
+    with pytest.raises(InvalidArgumentError, match=r"arrived changed.*norm_obs=False"):
+        driver.predict(obs, state)
     venv = VecNormalize(DummyVecEnv([make_env]), norm_obs=False, norm_reward=True)
     obs, state = venv.reset(), None
     for _ in range(3):

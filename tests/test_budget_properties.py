@@ -124,7 +124,8 @@ SCRIPT = st.lists(
     st.one_of(
         st.just("step"),
         st.just("step"),
-        st.lists(st.booleans(), min_size=N, max_size=N).map(np.array),  # a step, and a reset of these
+        # A step, and a reset of these.
+        st.lists(st.booleans(), min_size=N, max_size=N).map(np.array),
         st.floats(0, 60),  # a new budget, and a step
     ),
     min_size=1,

@@ -163,6 +163,8 @@ def test_a_trajectory_with_nan_is_left_out():
         result = walk(env, [1.0] * 3)
     assert result[2] is True and "trajectory" not in result[4]
     assert env.trajectories == []
+    with pytest.raises(DatasetError, match="all 1 episodes .* were left out: `rewards` is not fin"):
+        env.dataset()
 
 
 # Store

@@ -7,6 +7,8 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rcdt_agent import evaluate_budgets
 from rcdt_agent.errors import InvalidArgumentError
@@ -145,6 +147,99 @@ def test_refusals(agent):
         agent.evaluate(ENV_ID, [])
     with pytest.raises(InvalidArgumentError, match="Unknown task 'Nowhere-v0'"):
         agent.evaluate("Nowhere-v0", [1])
+
+
+class Damage(gym.Wrapper):
+    """The cost under another name."""
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return obs, reward, terminated, truncated, {"damage": info["cost"]}
+
+
+def excess(obs, action, next_obs, info):
+    """A cost of one's own: of the speed that was reached, above 0.8."""
+    assert obs.shape == next_obs.shape == (4,) and action.shape == (1,) and "damage" in info
+    return max(0.0, float(next_obs[0]) - 0.8) + 0.01 * float(obs[0])
+
+
+@pytest.mark.parametrize("n_envs", [1, 3])
+def test_cost_from_another_key_or_a_function(agent, n_envs):
+    def make():
+        return Damage(gym.make(ENV_ID))
+
+    expected = agent.evaluate(ENV_ID, [5, 20], n_episodes=2, n_envs=n_envs)
+    found = agent.evaluate(make, [5, 20], n_episodes=2, n_envs=n_envs, cost_key="damage")
+    assert [r.costs for r in found.results] == [r.costs for r in expected.results]
+    found = agent.evaluate(make, 5, n_episodes=2, n_envs=n_envs, cost_fn=excess)
+    for episode in range(2):
+        env = agent.wrap(make(), cost_fn=excess)
+        obs, _ = env.reset(seed=episode)
+        state, done = agent.begin(cost_budget=5), False
+        while not done:
+            action, state = agent.predict(obs, state)
+            obs, _, _, done, info = env.step(action)
+        assert found.results[0].costs[episode] == pytest.approx(info["episode_cost"], rel=1e-4)
+    with pytest.raises(InvalidArgumentError, match=r"`cost_key` is 'cost', `info` holds \['damage"):
+        agent.evaluate(make, 5, n_episodes=1)
+
+
+@pytest.mark.parametrize(
+    "layers",
+    [
+        lambda env: Monitor(env),
+        lambda env: gym.wrappers.TimeLimit(Monitor(env), 60),
+        lambda env: gym.wrappers.RecordEpisodeStatistics(gym.wrappers.OrderEnforcing(env)),
+    ],
+)
+def test_an_agents_wrapper_below_other_layers_changes_no_figure(agent, layers):
+    plain = agent.evaluate(ENV_ID, [2, 40], n_episodes=3, n_envs=2)
+    agent.set_cost_budget(20)
+
+    def make():
+        return layers(agent.wrap(gym.make(ENV_ID)))
+
+    for env, n_envs in ((make(), None), (make, 2)):
+        wrapped = agent.evaluate(env, [2, 40], n_episodes=3, n_envs=n_envs)
+        for one, two in zip(plain.results, wrapped.results, strict=True):
+            np.testing.assert_allclose(two.costs, one.costs, atol=1e-5)
+            np.testing.assert_allclose(two.returns, one.returns, atol=1e-4)
+
+
+def test_an_agents_wrapper_is_looked_through_whatever_it_counts(agent):
+    """Another cost than the wrapper's, and rewards scaled outside of it: the steps count."""
+
+    def doubled(obs, action, next_obs, info):
+        assert obs.shape == next_obs.shape == (4,)
+        return 2 * info["cost"]
+
+    def scaled(env):
+        return gym.wrappers.TransformReward(env, lambda reward: 3 * reward)
+
+    def plain():
+        return scaled(gym.make(ENV_ID))
+
+    def wrapped():
+        return scaled(agent.wrap(gym.make(ENV_ID)))
+
+    one = agent.evaluate(plain, 20, n_episodes=2, cost_fn=doubled)
+    two = agent.evaluate(wrapped, 20, n_episodes=2, cost_fn=doubled)
+    assert one.results == two.results
+    assert one.results[0].mean_cost > 0
+
+
+def test_what_is_not_one_environment_is_refused(agent):
+    def make():
+        return gym.make(ENV_ID)
+
+    many = DummyVecEnv([make]), gym.vector.SyncVectorEnv([make])
+    for env in many:
+        with pytest.raises(InvalidArgumentError, match="runs `n_envs` of them side by side itself"):
+            agent.evaluate(env, [5], 1)
+        with pytest.raises(InvalidArgumentError, match="`env` must make one Gymnasium environment"):
+            agent.evaluate(lambda env=env: env, [5], 1)
+    with pytest.raises(InvalidArgumentError, match="a function that makes one, got 3"):
+        agent.evaluate(3, [5], 1)
 
 
 def test_an_environment_without_cost(agent):

@@ -9,6 +9,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import pytest
+from test_simulators import SHAPES
 
 from rcdt_agent import make_env
 from rcdt_agent.errors import UnknownTaskError
@@ -120,6 +121,14 @@ def test_speed_limit_is_a_task():
     env = make_env("speedlimit")
     dataset.check_spaces(env.observation_space, env.action_space)
     assert task.episode_length == HORIZON
+
+
+def test_sizes_of_every_task():
+    """Those that `test_simulators.py` and `test_metadrive.py` find in the simulators."""
+    assert (SPEED_LIMIT.observation_size, SPEED_LIMIT.action_size) == (4, 1)
+    for task in DSRL_TASKS.values():
+        expected = (259, 2) if task.suite == "metadrive" else SHAPES[task.name]
+        assert (task.observation_size, task.action_size) == expected
 
 
 def test_make_env_of_speed_limit():

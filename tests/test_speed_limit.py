@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 from scipy.optimize import linprog
+from stable_baselines3.common.env_util import make_vec_env
 
 import rcdt_agent  # noqa: F401  (registers the environment)
 from rcdt_agent.errors import InvalidArgumentError
@@ -73,7 +74,30 @@ def test_one_step_by_hand():
 
 
 def test_environment_obeys_gymnasium():
-    check_env(gym.make(sl.ENV_ID).unwrapped, skip_render_check=True)
+    check_env(gym.make(sl.ENV_ID, render_mode="rgb_array").unwrapped)
+
+
+def test_a_frame_shows_the_limit_and_the_speed():
+    env = gym.make(sl.ENV_ID, render_mode="rgb_array")
+    env.reset(seed=0)
+    inner = env.unwrapped
+    inner._speed, inner._zone_start = 1.5, 20
+    frame = env.render()
+    assert frame.shape == (120, 240, 3) and frame.dtype == np.uint8
+    assert frame[45, 1].tolist() == [200, 30, 30]  # height 1.25: below the speed, above the limit
+    assert frame[20, 1].tolist() == [255, 255, 255]  # height 1.66: nothing is as fast
+    grey = (frame[:, 4::4] == 190).all(-1).sum(0) / 120 * sl.MAX_SPEED
+    np.testing.assert_allclose(grey, sl.limit_at(np.arange(1, 60), 20), atol=0.02)
+    inner._speed = 0.5
+    assert env.render()[110, 1].tolist() == [30, 90, 200]
+    assert gym.make(sl.ENV_ID).unwrapped.render() is None
+
+
+def test_make_vec_env():
+    """stable-baselines3 asks for frames unless told otherwise."""
+    venv = make_vec_env(sl.ENV_ID, 2, seed=0)
+    assert venv.reset().shape == (2, 4)
+    assert venv.render("rgb_array").shape[-1] == 3
 
 
 def test_episode_ends_by_truncation_and_needs_reset():

@@ -6,6 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
+from stable_baselines3.common.vec_env import DummyVecEnv
+from vector_envs import MinimalVector
 
 from rcdt_agent import ReturnCostTokens, VectorReturnCostTokens
 from rcdt_agent.errors import InvalidArgumentError
@@ -127,9 +129,115 @@ def test_only_arrays_can_be_observed():
         ReturnCostTokens(env, 1.0, 1.0)
 
 
+@pytest.mark.parametrize("cost", [np.array([0.5, 0.5]), "0.5", {"total": 0.5}, None, [1, 2]])
+def test_a_cost_that_is_not_one_number_says_what_to_give(cost):
+    single = ReturnCostTokens(Scripted(cost=cost))
+    six = ReturnCostTokens(Scripted(values=6, cost=cost))
+    function = ReturnCostTokens(Scripted(), cost_fn=lambda *_: cost)
+    vector = VectorReturnCostTokens(MinimalVector([lambda: Scripted(cost=cost)], "same"))
+    for env in (single, six, function, vector):
+        env.reset(seed=0)
+        message = "cost of a step must be one number, got .*`cost_key`.*`cost_fn`"
+        with pytest.raises(InvalidArgumentError, match=message):
+            env.step(ACTION[None] if env is vector else ACTION)
+
+
+@pytest.mark.parametrize("cost", [np.array([0.5]), np.float32(0.5), np.array(0.5), [0.5]])
+def test_a_cost_in_an_array_of_one_is_a_number(cost):
+    """Without numpy's deprecation warning, which would be an error here."""
+    for env in (Scripted(cost=cost), Scripted(values=6, cost=cost)):
+        wrapped = ReturnCostTokens(env)
+        wrapped.reset()
+        assert wrapped.step(ACTION)[4]["cost"] == 0.5
+    vector = VectorReturnCostTokens(gym.vector.SyncVectorEnv([lambda: Scripted(cost=cost)] * 2))
+    vector.reset(seed=0)
+    assert vector.step(np.zeros((2, 1), np.float32))[4]["cost"].tolist() == [0.5, 0.5]
+
+
+def test_wrappers_say_what_to_use_for_one_and_for_many():
+    many = gym.vector.SyncVectorEnv([Scripted] * 2)
+    with pytest.raises(InvalidArgumentError, match="got SyncVectorEnv.*VectorReturnCostTokens"):
+        ReturnCostTokens(many)
+    message = r"must be a Gymnasium vector environment.*agent.wrap"
+    for other in (Scripted(), DummyVecEnv([Scripted]), "id"):
+        with pytest.raises(InvalidArgumentError, match=message):
+            VectorReturnCostTokens(other)
+
+
+MINIMAL_MODES = ["same", "same-dict", "next", "disabled"]
+
+
+@pytest.mark.parametrize("mode", MINIMAL_MODES)
+def test_facts_of_minimal_vector_environments_in_every_reset_mode(mode):
+    """Environments of 2 and 3 steps, whatever gymnasium is installed."""
+    inner = MinimalVector([lambda: Scripted(2), lambda: Scripted(3)], mode)
+    env = VectorReturnCostTokens(inner)
+    env.reset(seed=0)
+    seen, episode_costs = [], []
+    for _ in range(4):
+        obs, _, _, truncated, infos = env.step(np.zeros((2, 1), np.float32))
+        if truncated.any():
+            episode_costs.append(infos["episode_cost"].tolist())
+        if mode == "disabled" and truncated.any():
+            obs, _ = env.reset(options={"reset_mask": truncated})
+        seen.append([obs[f"episode_{name}"].ravel().tolist() for name in ("cost", "step")])
+    if mode == "next":
+        assert seen[1:3] == [[[1.0, 1.0], [2, 2]], [[0.0, 1.5], [0, 3]]]
+        assert seen[3] == [[0.5, 0.0], [1, 0]]
+    else:
+        assert seen[1:3] == [[[0.0, 1.0], [0, 2]], [[0.5, 0.0], [1, 0]]]
+        assert seen[3] == [[0.0, 0.5], [0, 1]]
+    assert episode_costs[:2] == [[1.0, 0.0], [0.0, 1.5]]
+
+
+def place_cost(obs, action, next_obs, info):
+    """Knows which observations it was given: 0 -> 1, 1 -> 2, ... within one episode."""
+    assert next_obs[0] == obs[0] + 1, (obs, next_obs)
+    return float(next_obs[0]) + 10 * float(action[0]) + info["cost"]
+
+
+@pytest.mark.parametrize("mode", MINIMAL_MODES)
+def test_a_cost_function_of_a_vector_environment(mode):
+    """At an end it sees the last observation of that episode, not the next one's first."""
+    inner = MinimalVector([lambda: Scripted(2), lambda: Scripted(3)], mode)
+    env = VectorReturnCostTokens(inner, cost_fn=place_cost)
+    env.reset(seed=0)
+    costs = []
+    for _ in range(4):
+        _, _, _, truncated, infos = env.step(np.array([[0.0], [1.0]], np.float32))
+        costs.append(infos["cost"].tolist())
+        if mode == "disabled" and truncated.any():
+            env.reset(options={"reset_mask": truncated})
+    first = [1.5, 2.5, 0.0, 1.5] if mode == "next" else [1.5, 2.5, 1.5, 2.5]
+    second = [11.5, 12.5, 13.5, 0.0] if mode == "next" else [11.5, 12.5, 13.5, 11.5]
+    assert costs == [list(pair) for pair in zip(first, second, strict=True)]
+
+
+def test_a_cost_function_of_gymnasiums_own_vector_environment():
+    env = VectorReturnCostTokens(
+        gym.vector.SyncVectorEnv([lambda: Scripted(2)]), cost_fn=place_cost
+    )
+    env.reset(seed=0)
+    action = np.zeros((1, 1), np.float32)
+    assert [env.step(action)[4]["cost"].item() for _ in range(2)] == [1.5, 2.5]
+
+
+def test_without_a_word_gymnasium_1_resets_at_the_next_step():
+    env = MinimalVector([Scripted], "same")
+    env.metadata = {}
+    expected = "same" if gym.__version__.startswith("0.") else "next"
+    assert VectorReturnCostTokens(env)._mode == expected
+
+
+def modes():
+    return getattr(gym.vector, "AutoresetMode", None)  # gymnasium >= 1.1
+
+
 def vector_modes():
-    modes = getattr(gym.vector, "AutoresetMode", None)
-    return [None] if modes is None else [modes.NEXT_STEP, modes.SAME_STEP]
+    return [None] if modes() is None else [modes().NEXT_STEP, modes().SAME_STEP]
+
+
+NEXT_STEP_BY_DEFAULT = not gym.__version__.startswith("0.")
 
 
 @pytest.mark.parametrize("mode", vector_modes(), ids=str)
@@ -141,7 +249,7 @@ def test_vector_twin_in_every_reset_mode(mode):
     obs, _ = env.reset(seed=0)
     assert env.observation_space["episode_cost"].shape == (2, 1)
     assert obs["cost_budget"].ravel().tolist() == [2, 3]
-    next_step = mode is not None and mode == gym.vector.AutoresetMode.NEXT_STEP
+    next_step = NEXT_STEP_BY_DEFAULT if mode is None else mode == modes().NEXT_STEP
     actions = np.zeros((2, 1), np.float32)
     seen, episode_costs = [], []
     for _ in range(4):
@@ -178,8 +286,7 @@ def test_vector_twin_without_cost_is_an_error():
 
 
 def partial_reset_mode():
-    modes = getattr(gym.vector, "AutoresetMode", None)
-    return [modes.DISABLED] if hasattr(modes, "DISABLED") else []  # gymnasium >= 1.1
+    return [modes().DISABLED] if hasattr(modes(), "DISABLED") else []
 
 
 @pytest.mark.parametrize("mode", [None, *partial_reset_mode()], ids=str)

@@ -1,4 +1,4 @@
-"""Environments whose true costs are known, and a vector environment in each of Gymnasium's modes."""
+"""Environments whose true costs are known, and a vector environment in each reset mode."""
 
 from __future__ import annotations
 

@@ -28,6 +28,21 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
     caller resets some with `reset(options={"reset_mask": mask})`, and the others go on.
     """
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> VectorReturnCostTokens:
+        """Refuse what is no vector environment, before there is anything to be thrown away.
+
+        Gymnasium's wrapper cannot be deleted without an environment.
+        """
+        env = args[0] if args else kwargs.get("env")
+        if env is not None and not isinstance(env, gym.vector.VectorEnv):
+            raise InvalidArgumentError(
+                f"`env` must be a Gymnasium vector environment, got {type(env).__name__}. "
+                f"`agent.wrap(env)` wraps a single one; wrap each environment of a "
+                f"stable-baselines3 `VecEnv` before it is made."
+            )
+        made: VectorReturnCostTokens = super().__new__(cls)
+        return made
+
     def __init__(
         self,
         env: gym.vector.VectorEnv,
@@ -49,12 +64,6 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         Raises:
             InvalidArgumentError: Not a vector environment, or its observations are no arrays.
         """
-        if not isinstance(env, gym.vector.VectorEnv):
-            raise InvalidArgumentError(
-                f"`env` must be a Gymnasium vector environment, got {type(env).__name__}. "
-                f"`agent.wrap(env)` wraps a single one; wrap each environment of a "
-                f"stable-baselines3 `VecEnv` before it is made."
-            )
         super().__init__(env)
         self.single_observation_space = facts_space(env.single_observation_space)
         self.observation_space = gym.vector.utils.batch_space(
