@@ -114,6 +114,7 @@ def test_commands_and_their_options_exist(page, options, capsys):
 
 def test_attributes_of_an_agent_exist(drivers):
     agent = RCDT(**QUICK).learn(drivers)
+    agent.reset()  # an episode is running
 
     def has(path):
         try:
