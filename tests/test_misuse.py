@@ -11,6 +11,7 @@ import pytest
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
+from test_cli import rcdt
 from vector_envs import MinimalVector, Toll
 
 from rcdt_agent import RCDT, ReturnCostTokens, VectorReturnCostTokens
@@ -345,6 +346,15 @@ def test_a_budget_below_the_data_is_warned_of_once_with_the_numbers(drivers):
         agent.set_cost_budget(3)
     with pytest.warns(UserWarning, match="cost budget 4 is covered by 0"):
         agent.begin(cost_budget=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("bad", ["-5", "nan"])
+def test_a_bad_budget_on_the_command_line_is_one_clean_line(trained, tmp_path, bad):
+    (tmp_path / "agent.zip").write_bytes(trained)
+    result = rcdt("evaluate", str(tmp_path / "agent.zip"), "--env", ENV_ID, "--budgets", bad)
+    assert result.returncode == 2
+    assert result.stderr.strip() == f"error: `cost_budget` must be >= 0, got ({float(bad)},)."
 
 
 # ------------------------------------------------------------ data that do not fit
