@@ -64,6 +64,8 @@ def test_episodes_that_begin_rightly_begin(agent, drivers):
     obs = drivers.observations
     _, state = agent.predict(obs[0])
     state.observe(1.0, 0.0)  # an episode of one step
+    _, state = agent.predict(obs[0])
+    agent.predict(obs[1], state, [True])  # handed back, though for a new episode
     _, state = agent.predict(obs[1])
     copy.deepcopy(state).observe(1.0, 0.0)
     _, first = agent.predict(obs[2])
