@@ -32,7 +32,7 @@ class CheckpointError(RCDTError, ValueError):
 
 
 class StateError(RCDTError, RuntimeError):
-    """`predict` was called on a state that has not seen its last reward and cost."""
+    """A state was dropped, is of another episode, or has not seen its last reward and cost."""
 
 
 class TrainingError(RCDTError, RuntimeError):
