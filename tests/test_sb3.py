@@ -87,10 +87,10 @@ def test_callbacks_in_every_form_and_stopping(drivers):
     agent.learn(drivers, 10, callback=[Stop()])
     assert seen == [("start", 10), 1, 2, 3, 4, "end"]
     assert agent.num_timesteps == 4
-    agent.learn(total_steps=10)  # continues where it stopped
+    agent.learn(resume=True)  # to where it would have ended
     assert agent.num_timesteps == 10
     calls = []
-    agent.learn(total_steps=12, callback=lambda _locals, _globals: calls.append(1) or True)
+    agent.learn(total_steps=2, callback=lambda _locals, _globals: calls.append(1) or True)
     assert len(calls) == 2
 
 
