@@ -53,7 +53,8 @@ def benchmark(
         methods: Variants of RCDT and other algorithms, with switches: cdt, rcdt+pareto, bc-safe,
             rcdt+eta=0.1, bc+width=64. bc-safe-each trains a policy for every budget.
         seeds: One policy each.
-        preset: Sizes: as published, for two CPU cores in minutes, or for tests; auto: by the device.
+        preset: Sizes: as published, for two CPU cores in minutes, or for tests; auto: by
+            the device.
         steps: Gradient steps; by default the preset's.
         episodes: Episodes a budget.
         variant_of_data: bottom:RHO or extremes:RHO, the paper's degraded data, RHO in percent.

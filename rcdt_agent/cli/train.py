@@ -101,6 +101,8 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
             device=device, checkpoint_every=checkpoint_every,
             command=shlex.join(["rcdt", *sys.argv[1:]]),
         )  # fmt: skip
+        if preset == "auto":
+            echo(f"Preset auto: {resolve_preset(preset, device)}")
         name = f"{Path(data).stem}-{options.method}-{seed}"
         return _train(Run(output or Path("runs") / name), options, n_episodes)
 
