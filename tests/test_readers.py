@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -25,10 +27,7 @@ def expected(arrays):
 
 def episodes_of(arrays, *, keys=("observations", "actions", "rewards", "costs")):
     bounds = np.cumsum([0, *LENGTHS])
-    return [
-        {key: arrays[key][first:end] for key in keys}
-        for first, end in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    return [{key: arrays[key][first:end] for key in keys} for first, end in pairwise(bounds)]
 
 
 def frame_of(arrays):
@@ -74,8 +73,8 @@ def test_episodes_with_the_flags_and_next_observations_of_arrays(arrays, expecte
 
 def test_bad_episodes(arrays):
     episodes = episodes_of(arrays)
+    del episodes[1]["costs"]
     with pytest.raises(DatasetError, match=r"episode 1 lacks \['costs'\]; it holds \['actions'"):
-        del episodes[1]["costs"]
         TrajectoryDataset.from_episodes(episodes)
     episodes = episodes_of(arrays)
     episodes[2]["rewards"] = episodes[2]["rewards"][:-1]
@@ -154,7 +153,7 @@ def test_learn_takes_each_of_them(drivers):
     flat = {key: getattr(drivers, key) for key in keys}
     episodes = [
         {key: value[first:end] for key, value in flat.items()}
-        for first, end in zip(drivers.offsets[:-1], drivers.offsets[1:], strict=True)
+        for first, end in pairwise(drivers.offsets)
     ]
     frame = pd.DataFrame(drivers.observations, columns=[f"obs_{i}" for i in range(4)])
     frame = frame.assign(action=drivers.actions[:, 0], reward=drivers.rewards, cost=drivers.costs)

@@ -230,11 +230,11 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                 f"`state` must be what the last `predict` returned, or None, got {state!r}."
             )
         plain, facts = split_facts(observation)
-        rows, single = policy.observation_rows(plain)
-        if not len(rows):
+        if np.size(plain) == 0:
             raise InvalidArgumentError(
                 f"`observation` must hold at least one observation, got shape {np.shape(plain)}."
             )
+        rows, single = policy.observation_rows(plain)
         actions, state = self.act(
             rows, state, facts=facts, episode_start=episode_start, deterministic=deterministic
         )

@@ -179,8 +179,19 @@ class SB3Interface(ABC):
             raise InvalidArgumentError(
                 f"`load_path_or_dict` must hold {sorted(modules)}, got {sorted(names)}."
             )
+        for name, values in given.items():  # all of them, before any weight is changed
+            _check_weights(name, values, modules[name].state_dict(), exact_match)
         for name, values in given.items():
-            try:
-                modules[name].load_state_dict(values, strict=exact_match)
-            except RuntimeError as error:
-                raise InvalidArgumentError(f"`{name}`: {error}") from error
+            modules[name].load_state_dict(values, strict=exact_match)
+
+
+def _check_weights(
+    name: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor], exact_match: bool
+) -> None:
+    shapes = {key: tuple(value.shape) for key, value in own.items()}
+    for key in sorted(given.keys() | own.keys() if exact_match else given.keys()):
+        shape = tuple(given[key].shape) if key in given else None
+        if shape != shapes.get(key):
+            raise InvalidArgumentError(
+                f"`{name}`: `{key}` must have shape {shapes.get(key)}, got {shape}."
+            )
