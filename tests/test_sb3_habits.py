@@ -208,6 +208,9 @@ def test_spaces_without_an_environment():
     wrong = RCDT(action_space=space, observation_space=gym.spaces.Box(-9, 9, (7,)), **QUICK)
     with pytest.raises(DatasetError, match="`observations` have size 3.* size 7"):
         wrong.learn(arrays, 5)
+    narrow = RCDT(action_space=gym.spaces.Box(-1, 1, (1,)), **QUICK)
+    with pytest.raises(DatasetError, match="`actions` have size 2.* size 1"):
+        narrow.learn(arrays, 5)
     with pytest.raises(InvalidArgumentError, match="either `env` or its spaces"):
         RCDT(gym.make(ENV_ID), action_space=space)
     with pytest.raises(InvalidArgumentError, match="`observation_space` must be a Box"):

@@ -98,8 +98,10 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         data = as_dataset(dataset)
         if data is self.dataset:
             return
-        if self.observation_space is not None and self.action_space is not None:
-            data.check_spaces(self.observation_space, self.action_space)
+        data.check_spaces(
+            self.observation_space or _unbounded(data.observation_size),
+            self.action_space or _unbounded(data.action_size),
+        )
         if self.training.ready:
             if data.fingerprint == self.provenance.fingerprint:  # read again: the same data
                 return
@@ -113,9 +115,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             self._build(data)
 
     def _build(self, dataset: TrajectoryDataset) -> None:
-        observation = self.observation_space or gym.spaces.Box(
-            -np.inf, np.inf, (dataset.observation_size,), dtype=np.float32
-        )
+        observation = self.observation_space or _unbounded(dataset.observation_size)
         if not isinstance(observation, gym.spaces.Box):
             raise InvalidArgumentError(f"`observation_space` must be a Box, got {observation}.")
         action = check_action_space(self.action_space or data_action_space(dataset))
@@ -174,8 +174,9 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         data = self._training_data(dataset, progress_bar)
         if steps == 0:
             return self
+        if self.lr_schedule is not None:
+            scheduled_rate(self.lr_schedule, 1.0)  # refuse one that is missing before training
         self.total_steps = self.num_timesteps + steps
-        self.learning_rate_now()  # refuse a schedule that is missing or wrong before training
         if not self.training.ready:
             self._check_same_data(data)
             self.setup(data)
@@ -268,3 +269,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         self.policy.load_state_dict(snapshot["policy"])
         self.training.load_state_dict(snapshot["training"])
         self.num_timesteps = int(snapshot["num_timesteps"])
+
+
+def _unbounded(size: int) -> gym.spaces.Box:
+    return gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)

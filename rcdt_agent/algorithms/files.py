@@ -153,7 +153,7 @@ def _split_changes(
     kind: type[SavedAgent[Any, Any]], changes: Mapping[str, Any]
 ) -> tuple[LearningRate | None, dict[str, Any]]:
     """A learning-rate schedule, and plain fields of the configuration that may be changed."""
-    fields = dict(changes)
+    fields = {n: v.item() if isinstance(v, np.generic) else v for n, v in changes.items()}
     if "lr_schedule" in fields:  # stable-baselines3's name of it
         fields["learning_rate"] = fields.pop("lr_schedule")
     for name in fields:
