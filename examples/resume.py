@@ -32,7 +32,7 @@ def main(total_steps: int = 400, folder: str | Path = "build") -> None:
 
     resumed = RCDT.load(checkpoint)
     print(f"the file holds step {resumed.num_timesteps}")
-    resumed.learn(data, total_steps)  # in all: what was done counts
+    resumed.learn(data, resume=True)  # to where the interrupted training would have ended
 
     straight = RCDT(preset="tiny", seed=0).learn(data, total_steps)
     same = all(

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
+from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, get_args
 
+import numpy as np
 from typing_extensions import Self
 
 from rcdt_agent.errors import InvalidArgumentError
+
+AUTO_PRESET = "auto"
+"""The preset that goes by the device: `paper` with CUDA, `cpu` without."""
 
 Precision = Literal["float32", "bf16", "fp16"]
 Rule = tuple[Callable[[Any, Any], bool], str]
@@ -25,6 +30,26 @@ def one_of(kind: Any) -> Rule:
     return (lambda value, _: value in values), f"one of {values}"
 
 
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number; True and False are not."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether it is a number; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+# By annotation. Others, such as a Literal or `float | None`, have rules of their own.
+_TYPES: dict[str, Rule] = {
+    "int": (lambda value, _: is_whole(value), "a whole number"),
+    "float": (lambda value, _: is_number(value), "a number"),
+    "bool": (lambda value, _: isinstance(value, bool), "True or False"),
+    "int | None": (lambda value, _: value is None or is_whole(value), "a whole number or None"),
+    "float | None": (lambda value, _: value is None or is_number(value), "a number or None"),
+}
+
+
 def check_fields(config: Any, rules: Mapping[str, Rule]) -> None:
     """Refuse a configuration, naming the field, its rule and its value.
 
@@ -32,6 +57,11 @@ def check_fields(config: Any, rules: Mapping[str, Rule]) -> None:
         config: A configuration.
         rules: By names of fields, several separated by blanks.
     """
+    for field in fields(config):
+        value, kind = getattr(config, field.name), getattr(field.type, "__name__", field.type)
+        holds, rule = _TYPES.get(str(kind), (lambda *_: True, ""))
+        if not holds(value, config):
+            raise InvalidArgumentError(f"`{field.name}` must be {rule}, got {value!r}.")
     for names, (holds, rule) in rules.items():
         for name in names.split():
             value = getattr(config, name)
@@ -82,7 +112,26 @@ class BaseConfig:
         return cls(**plain)
 
 
+CHANGEABLE = ("total_steps", "batch_size", "learning_rate", "precision", "compile")
+"""Fields of every algorithm that can be changed when a trained agent is loaded."""
+
 AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)
+
+
+def resolve_preset(preset: str, device: str = "auto") -> str:
+    """The preset itself, or the one that `auto` stands for on a device.
+
+    Args:
+        preset: Any name.
+        device: As for an agent; `auto` is CUDA where there is one.
+    """
+    if preset != AUTO_PRESET:
+        return preset
+    if device == "auto":
+        import torch
+
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return "paper" if device.startswith("cuda") else "cpu"
 
 
 def preset_config(
@@ -96,9 +145,11 @@ def preset_config(
     Raises:
         InvalidArgumentError: Unknown preset or field, or a value outside its rule.
     """
-    if preset not in presets:
-        raise InvalidArgumentError(f"`preset` must be one of {tuple(presets)}, got {preset!r}.")
-    values = dict(presets[preset])
+    name = resolve_preset(preset)
+    if name not in presets:
+        names = (AUTO_PRESET, *presets)
+        raise InvalidArgumentError(f"`preset` must be one of {names}, got {preset!r}.")
+    values = dict(presets[name])
     for change in changes:
         values.update(change)
     unknown = sorted(set(values) - {field.name for field in fields(kind)})
@@ -106,4 +157,6 @@ def preset_config(
         raise InvalidArgumentError(
             f"Unknown config fields: {unknown}. `{kind.__module__}.{kind.__name__}` lists them."
         )
-    return kind(**values)
+    # A numpy scalar would do for training, but a checkpoint's JSON does not take it.
+    plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}
+    return kind(**plain)

@@ -6,10 +6,19 @@ transformer (QT); I our inference. `docs/decisions.md` gives the reasons.
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, one_of, preset_config
+from rcdt_agent.base_config import (
+    AUTO_PRESET,
+    BASE_RULES,
+    BaseConfig,
+    Rule,
+    check_fields,
+    one_of,
+    preset_config,
+)
 from rcdt_agent.errors import InvalidArgumentError
 
 Weighting = Literal["none", "return_cost", "expert"]
@@ -208,6 +217,15 @@ _RULES: dict[str, Rule] = {
 DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_candidates")
 """Fields that can be changed after training."""
 
+TRAINING = (
+    "relabel_fraction", "pareto_fraction", "pareto_increase", "alpha", "gamma", "max_weight",
+    "micro_batch_size", "weight_decay", "warmup_steps", "final_learning_rate", "adam_betas",
+    "max_grad_norm", "entropy_bonus", "dropout", "attention_dropout", "critic_learning_rate",
+    "critic_max_grad_norm", "target_rate", "eta", "kappa", "kappa_mode", "lambda_step",
+    "lambda_max",
+)  # fmt: skip
+"""Fields that can be changed when a trained agent is loaded, for training on."""
+
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
@@ -270,19 +288,36 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
 `rcdt-plus`: RCDT with the departures that measurements recommend."""
 
+DEFAULT_VARIANT = "rcdt-plus"
+"""Of every preset, in Python and on the command line."""
 
-def make_config(preset: str = "paper", variant: str | None = None, **overrides: Any) -> Config:
+_LARGE_GAMMA = 0.5
+"""A discount is above, a sensible sensitivity to cost far below."""
+
+
+def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrides: Any) -> Config:
     """A preset's sizes, a variant's components, then the given fields on top.
 
     Args:
-        preset: A key of `PRESETS`.
-        variant: A key of `VARIANTS`; default: `rcdt` with preset `paper`, else `rcdt-plus`.
+        preset: A key of `PRESETS`, or `auto`: `paper` with CUDA, `cpu` without.
+        variant: A key of `VARIANTS`; default: `DEFAULT_VARIANT`.
         **overrides: Fields of `Config`.
 
     Raises:
         InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
+
+    Warns:
+        UserWarning: `gamma` looks like a discount.
     """
-    name = (variant or ("rcdt" if preset == "paper" else "rcdt-plus")).lower()
+    name = (variant or DEFAULT_VARIANT).lower()
+    gamma = overrides.get("gamma")
+    if isinstance(gamma, float) and gamma > _LARGE_GAMMA:
+        warnings.warn(
+            f"`gamma={gamma:g}` makes the trajectory weights very sensitive to cost (default: "
+            f"{Config.gamma:g}). stable-baselines3's `gamma` is called `discount` here, and "
+            f"`cost_discount` for the cost critic.",
+            stacklevel=2,
+        )
     if name not in VARIANTS:
         raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
     return preset_config(Config, PRESETS, preset, VARIANTS[name], {"variant": name}, overrides)

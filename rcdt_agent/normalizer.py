@@ -145,10 +145,13 @@ def check_action_space(space: gym.Space[Any]) -> gym.spaces.Box:
     """The space, if its actions can be scaled to [-1, 1].
 
     Raises:
-        InvalidArgumentError: It is not a bounded Box.
+        InvalidArgumentError: It is not a bounded Box of floating-point numbers.
     """
-    if not isinstance(space, gym.spaces.Box) or not space.is_bounded():
-        raise InvalidArgumentError(f"`action_space` must be a bounded Box, got {space}.")
+    is_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
+    if not isinstance(space, gym.spaces.Box) or not is_box or not space.is_bounded():
+        raise InvalidArgumentError(
+            f"`action_space` must be a bounded Box of floating-point numbers, got {space}."
+        )
     return space
 
 

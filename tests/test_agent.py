@@ -56,21 +56,24 @@ def test_learn_counts_continues_and_adds(drivers):
     agent = RCDT(**QUICK)
     agent.learn(drivers, total_steps=5)
     assert agent.num_timesteps == 5
-    agent.learn(total_timesteps=8)  # goes on to eight in all
+    agent.learn(total_timesteps=3)
     assert agent.num_timesteps == 8
-    agent.learn(total_steps=4)  # eight were made: four more
-    assert agent.num_timesteps == 12
-    agent.learn(total_steps=3, reset_num_timesteps=False)
-    assert agent.num_timesteps == 15
+    agent.learn(4, reset_num_timesteps=False)
+    assert (agent.num_timesteps, agent.total_steps) == (12, 12)
+    agent.learn(total_steps=0)
+    assert (agent.num_timesteps, agent.total_steps) == (12, 12)
+    agent.learn()  # the configuration's
+    assert agent.num_timesteps == 12 + QUICK["total_steps"]
 
 
 def test_learn_refuses(drivers, dataset):
     with pytest.raises(InvalidArgumentError, match="`learn` needs `dataset`"):
         RCDT(**QUICK).learn()
-    with pytest.raises(InvalidArgumentError, match="`total_steps` must be >= 1"):
-        RCDT(**QUICK).learn(drivers, -1)
-    with pytest.raises(InvalidArgumentError, match="`total_steps` must be >= 1, got 0"):
-        RCDT(**QUICK).learn(drivers, 0)
+    for steps in (-1, 2.0, "5", True):
+        with pytest.raises(
+            InvalidArgumentError, match=f"`total_steps` must be a whole number >= 0, got {steps!r}"
+        ):
+            RCDT(**QUICK).learn(drivers, steps)
     agent = RCDT(gym.make(ENV_ID), **QUICK)
     with pytest.raises(DatasetError, match="have size 3, but the environment's have size 4"):
         agent.learn(dataset)
@@ -92,7 +95,7 @@ def test_data_without_any_cost(drivers):
 def test_path_as_dataset(drivers, tmp_path):
     drivers.to_hdf5(tmp_path / "mine.hdf5")
     agent = RCDT(**QUICK).learn(tmp_path / "mine.hdf5", 2)
-    agent.learn(tmp_path / "mine.hdf5", 3)  # read again: the same data
+    agent.learn(tmp_path / "mine.hdf5", 1)  # read again: the same data
     assert agent.num_timesteps == 3
     assert agent.dataset.fingerprint == drivers.fingerprint
     assert agent.cost_budget == pytest.approx(float(np.median(drivers.episode_costs)))

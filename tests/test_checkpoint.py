@@ -162,7 +162,7 @@ def test_continuing_on_data_of_another_size(agent):
 def test_continuing_on_other_data_of_the_same_size_is_said_aloud(agent, drivers):
     half, _ = drivers.split(0.5)
     with pytest.warns(UserWarning, match="is not the data this agent was trained on"):
-        agent.learn(half, 42)
+        agent.learn(half, 2)
     assert agent.num_timesteps == 42
 
 

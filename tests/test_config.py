@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
+import numpy as np
 import pytest
 
-from rcdt_agent.config import PRESETS, VARIANTS, Config, make_config
+from rcdt_agent.base_config import resolve_preset
+from rcdt_agent.config import (
+    DEFAULT_VARIANT,
+    DEPLOYMENT,
+    PRESETS,
+    TRAINING,
+    VARIANTS,
+    Config,
+    make_config,
+)
 from rcdt_agent.errors import InvalidArgumentError
 
 
@@ -82,3 +93,56 @@ def test_unknown_names():
         make_config("tiny", "ppo")
     with pytest.raises(InvalidArgumentError, match=r"Unknown config fields: \['etta'\]"):
         make_config("tiny", etta=1)
+
+
+def test_one_default_variant_whatever_the_preset():
+    """Presets are sizes only: no field of a component is set by one."""
+    assert {make_config(preset).variant for preset in (*PRESETS, "auto")} == {DEFAULT_VARIANT}
+    components = {field for settings in VARIANTS.values() for field in settings}
+    assert not components & {field for sizes in PRESETS.values() for field in sizes}
+    named = make_config("cpu", DEFAULT_VARIANT)
+    assert make_config("cpu") == named
+
+
+def test_the_preset_auto_goes_by_the_device(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert make_config() == make_config("cpu")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    assert make_config() == make_config("paper")
+    assert resolve_preset("auto", "cpu") == "cpu"  # a CPU that is asked for, beside a GPU
+    assert resolve_preset("auto", "cuda:1") == "paper"
+    assert resolve_preset("tiny", "cuda") == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "rule"),
+    [
+        ("batch_size", "64", "a whole number"),
+        ("batch_size", 64.0, "a whole number"),
+        ("learning_rate", "1e-3", "a number"),
+        ("ctg_floor", "0", "a number or None"),
+        ("micro_batch_size", 2.5, "a whole number or None"),
+        ("replan", 1, "True or False"),
+    ],
+)
+def test_values_of_another_type_are_named(field, value, rule):
+    with pytest.raises(InvalidArgumentError, match=f"`{field}` must be {rule}, got {value!r}"):
+        make_config("tiny", **{field: value})
+
+
+def test_numbers_of_numpy_are_plain_numbers():
+    config = make_config("tiny", batch_size=np.int64(32), eta=np.float32(0.5))
+    assert json.loads(json.dumps(config.to_dict()))["batch_size"] == 32
+    assert config.eta == 0.5
+
+
+def test_gamma_that_looks_like_a_discount():
+    with pytest.warns(UserWarning, match="`gamma=0.99`.*stable-baselines3.*called `discount`"):
+        assert make_config("tiny", gamma=0.99).gamma == 0.99
+    make_config("tiny", gamma=0.3)  # warnings are errors here
+
+
+def test_fields_that_can_be_changed_after_training_exist():
+    names = {field.name for field in fields(Config)}
+    assert set(TRAINING) | set(DEPLOYMENT) <= names
+    assert not {"n_layers", "n_heads", "context_length", "embedding_size"} & set(TRAINING)

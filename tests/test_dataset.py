@@ -199,7 +199,10 @@ def spoil(key, row, value):
         (spoil("next_observations", 6, np.inf), r"`next_observations` must be finite, row 6"),
         (spoil("rewards", 2, -np.inf), r"`rewards` must be finite, row 2"),
         (spoil("costs", 8, -0.5), r"`costs` must be >= 0, row 8 is -0.5"),
-        (lambda a: a.update(rewards=a["rewards"][:, None]), r"`rewards` must have rank 1, got"),
+        (
+            lambda a: a.update(rewards=np.stack([a["rewards"]] * 2, axis=1)),
+            r"`rewards` must have rank 1, got",
+        ),
         (
             lambda a: a.update(observations=a["observations"][:, 0]),
             r"`observations` must have rank 2",

@@ -38,8 +38,8 @@ def wait_to_be_killed(_locals, _globals):
         sys.stdin.read()
     return True
 
-agent.learn(data, 120, callback=[LatestCheckpoint(latest, 5),
-                                 ConvertCallback(wait_to_be_killed)], log_interval=7)
+agent.learn(data, resume=True, callback=[LatestCheckpoint(latest, 5),
+                                         ConvertCallback(wait_to_be_killed)], log_interval=7)
 agent.save(folder / "final.zip")
 print("done", flush=True)
 """
@@ -92,7 +92,9 @@ def test_saved_and_loaded_continues_as_if_nothing_happened(drivers):
     buffer = io.BytesIO()
     part.save(buffer)
     buffer.seek(0)
-    resumed = RCDT.load(buffer).learn(drivers, 40)
+    resumed = RCDT.load(buffer)
+    assert (resumed.num_timesteps, resumed.total_steps) == (17, 40)
+    resumed.learn(drivers, resume=True)
     one, two = io.BytesIO(), io.BytesIO()
     whole.save(one)
     resumed.save(two)

@@ -14,14 +14,18 @@ from stable_baselines3.common.callbacks import (
     CallbackList,
     CheckpointCallback,
     EvalCallback,
+    ProgressBarCallback,
+    StopTrainingOnNoModelImprovement,
+    StopTrainingOnRewardThreshold,
 )
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import DummyVecEnv
+from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 from rcdt_agent import RCDT, ReturnCostTokens
 from rcdt_agent.callbacks import BudgetEvalCallback
+from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import SeededEpisodes
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
@@ -87,10 +91,10 @@ def test_callbacks_in_every_form_and_stopping(drivers):
     agent.learn(drivers, 10, callback=[Stop()])
     assert seen == [("start", 10), 1, 2, 3, 4, "end"]
     assert agent.num_timesteps == 4
-    agent.learn(total_steps=10)  # continues where it stopped
+    agent.learn(resume=True)  # to where it would have ended
     assert agent.num_timesteps == 10
     calls = []
-    agent.learn(total_steps=12, callback=lambda _locals, _globals: calls.append(1) or True)
+    agent.learn(total_steps=2, callback=lambda _locals, _globals: calls.append(1) or True)
     assert len(calls) == 2
 
 
@@ -145,3 +149,72 @@ def test_evaluate_policy_on_one_wrapped_environment(drivers):
         report = agent.evaluate(ENV_ID, [budget], n_episodes=2, seed=3)
         assert means[budget] == pytest.approx(report.results[0].mean_return, rel=1e-4)
     assert means[2.0] < means[40.0] - 1
+
+
+def no_env(drivers):
+    agent = RCDT(cost_budget=10, **QUICK)
+    return agent, drivers
+
+
+def with_env(drivers):
+    agent = RCDT(gym.make(ENV_ID), cost_budget=10, **QUICK)
+    return agent, drivers
+
+
+def from_dsrl(drivers):
+    return RCDT.from_dsrl("SpeedLimit", dataset=drivers, cost_budget=10, **QUICK), None
+
+
+@pytest.mark.parametrize("make", [no_env, with_env, from_dsrl])
+def test_callbacks_made_before_the_first_learn(make, drivers, tmp_path):
+    """As everybody uses them: the agent, the evaluation environment, the callbacks, `learn`."""
+    agent, data = make(drivers)
+    given = agent.get_env()
+    env = Monitor(agent.wrap(SeededEpisodes(gym.make(ENV_ID), [0, 1] * 4)))
+    best = StopTrainingOnRewardThreshold(reward_threshold=-1e9, verbose=0)
+    evaluation = EvalCallback(
+        env, callback_on_new_best=best, n_eval_episodes=2, eval_freq=3, verbose=0,
+        log_path=str(tmp_path / "eval"), best_model_save_path=str(tmp_path / "best"),
+    )  # fmt: skip
+    checkpoints = CheckpointCallback(save_freq=2, save_path=str(tmp_path / "steps"))
+    agent.learn(data, 8, callback=[evaluation, checkpoints])
+    assert agent.num_timesteps == 3  # the first evaluation is above the threshold
+    loaded = RCDT.load(tmp_path / "best" / "best_model.zip")
+    assert loaded.num_timesteps == 3
+    expected = loaded.evaluate(ENV_ID, [10], n_episodes=2, seed=0).results[0].mean_return
+    assert evaluation.best_mean_reward == pytest.approx(expected, rel=1e-4)
+    assert [path.name for path in (tmp_path / "steps").iterdir()] == ["rl_model_2_steps.zip"]
+    assert agent.get_env() is given  # what callbacks were shown is gone
+
+
+def test_stop_without_improvement_and_other_vector_environments(drivers):
+    agent = RCDT(cost_budget=10, **QUICK)
+    stop = StopTrainingOnNoModelImprovement(max_no_improvement_evals=1, min_evals=0)
+    env = agent.wrap(SeededEpisodes(gym.make(ENV_ID), [0] * 20))
+    evaluation = EvalCallback(
+        VecMonitor(DummyVecEnv([lambda: env])), callback_after_eval=stop, n_eval_episodes=1,
+        eval_freq=1, verbose=0,
+    )  # fmt: skip
+    agent.learn(drivers, 9, callback=evaluation)
+    assert evaluation.n_calls == agent.num_timesteps >= 2
+
+
+@pytest.mark.filterwarnings("ignore:rich is experimental:tqdm.TqdmExperimentalWarning")
+def test_what_callbacks_see_without_an_environment(drivers):
+    seen = []
+
+    class Look(BaseCallback):
+        def _on_step(self):
+            seen.append(self.training_env)
+            return True
+
+    agent = RCDT(**QUICK)
+    agent.learn(drivers, 2, callback=[Look(), ProgressBarCallback()])
+    env = seen[0]
+    assert (env.num_envs, env.action_space) == (1, agent.action_space)
+    assert env.observation_space == agent.observation_space
+    with pytest.raises(InvalidArgumentError, match="has no environment: give it one"):
+        env.reset()
+    with pytest.raises(InvalidArgumentError, match="has no environment"):
+        env.step(np.zeros((1, 1)))
+    assert agent.get_env() is None

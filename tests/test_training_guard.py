@@ -55,7 +55,7 @@ def test_a_spoiled_weight_puts_the_agent_back(drivers):
     assert np.isfinite(agent.predict(drivers.observations[:5])[0]).all()
     assert saved(agent) == saved(stopped_at(20, drivers))
     # And it trains on as if nothing had happened.
-    agent.learn(drivers, 40, log_interval=10)
+    agent.learn(drivers, resume=True, log_interval=10)
     assert saved(agent) == saved(RCDT(**SETTINGS).learn(drivers, 40))
 
 

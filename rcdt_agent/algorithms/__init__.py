@@ -6,8 +6,9 @@ from typing import Any
 
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.bc import BC, BCSafe
+from rcdt_agent.algorithms.files import checkpoint_path
 from rcdt_agent.algorithms.rcdt import RCDT
-from rcdt_agent.checkpoint import checkpoint_kind, to_path
+from rcdt_agent.checkpoint import checkpoint_kind
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 
 __all__ = ["ALGORITHMS", "BC", "RCDT", "BCSafe", "OfflineAlgorithm", "get_algorithm", "load_agent"]
@@ -37,7 +38,7 @@ def load_agent(path: Any, **kwargs: Any) -> OfflineAlgorithm[Any, Any]:
     Raises:
         CheckpointError: Not a checkpoint, or of an algorithm that this version does not have.
     """
-    kind = checkpoint_kind(to_path(path))
+    kind = checkpoint_kind(checkpoint_path(path))
     for algorithm in ALGORITHMS.values():
         if algorithm.__name__ == kind:
             return algorithm.load(path, **kwargs)

@@ -1,4 +1,4 @@
-"""`Agent`: holds a policy, acts with it, and is evaluated; the face of stable-baselines3."""
+"""`Agent`: holds a policy, acts with it, and is evaluated; stable-baselines3's methods."""
 
 from __future__ import annotations
 
@@ -14,9 +14,15 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.algorithms.sb3 import Env, SB3Interface
+from rcdt_agent.algorithms.arguments import (
+    LearningRate,
+    check_device,
+    check_seed,
+    scheduled_rate,
+)
+from rcdt_agent.algorithms.sb3 import Env, SB3Interface, check_supported
 from rcdt_agent.algorithms.training_state import TrainingState
-from rcdt_agent.base_config import BaseConfig
+from rcdt_agent.base_config import AUTO_PRESET, CHANGEABLE, BaseConfig, resolve_preset
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts, split_facts
@@ -53,6 +59,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         dataset: Training data, once given.
         num_timesteps: Gradient steps made so far.
         total_steps: Where the present training ends; schedules refer to it.
+        preset: Name of the sizes, if they are a preset's.
+        lr_schedule: The learning rate as a function of the progress that remains, if it is one.
         training: Optimisers and all else that only training needs.
         provenance: Where the training data come from.
     """
@@ -60,6 +68,10 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     config_class: ClassVar[type[BaseConfig]]
     budgets: ClassVar[BudgetScope]
     """Which cost budgets a trained agent serves: any, the one it was trained for, or none."""
+    state_class: ClassVar[type | None] = None
+    """Of what `predict` returns besides the action; None: anything is passed through."""
+    changeable: ClassVar[tuple[str, ...]] = CHANGEABLE
+    """Fields of the configuration that `load` can change."""
 
     @classmethod
     @abstractmethod
@@ -84,11 +96,13 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         config: ConfigT | None = None,
         *,
         variant: str | None = None,
-        preset: str = "paper",
+        preset: str = AUTO_PRESET,
         seed: int | None = None,
         device: str = "auto",
         verbose: int = 0,
         tensorboard_log: str | None = None,
+        observation_space: gym.Space[Any] | None = None,
+        action_space: gym.Space[Any] | None = None,
         **overrides: Any,
     ) -> None:
         """Make an untrained agent.
@@ -97,26 +111,49 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             env: Optional; gives the spaces, and serves evaluation callbacks.
             config: Settings; instead of `variant`, `preset` and `overrides`.
             variant: Components, where the algorithm has variants.
-            preset: `paper`, `cpu` (minutes on two cores) or `tiny` (tests).
+            preset: Sizes: `paper`, `cpu` (minutes on two cores), `tiny` (tests), or `auto`:
+                `paper` with CUDA, `cpu` without.
             seed: Of weights, batches and noise; None draws one.
             device: `auto`, `cpu`, `cuda`.
             verbose: 1 prints the log.
             tensorboard_log: Folder for tensorboard.
-            **overrides: Any field of the configuration.
+            observation_space: Instead of an environment; default: as the data are.
+            action_space: Instead of an environment; default: [-1, 1] per dimension.
+            **overrides: Any field of the configuration. `learning_rate` may also be a function of
+                the progress that remains, from 1 to 0, as in stable-baselines3.
         """
-        if config is not None and (overrides or variant is not None or preset != "paper"):
+        if env is not None:
+            self.check_env(env)
+            if observation_space is not None or action_space is not None:
+                raise InvalidArgumentError("Give either `env` or its spaces, not both.")
+        check_supported(observation_space, action_space)
+        self.device = check_device(device)
+        self.lr_schedule: LearningRate | None = None
+        self.preset: str | None = None
+        if config is None:
+            if callable(overrides.get("learning_rate")):
+                schedule: LearningRate = overrides.pop("learning_rate")
+                scheduled_rate(schedule, 1.0)
+                self.lr_schedule = schedule
+            self.preset = resolve_preset(preset, self.device.type)
+            config = self.make_config(self.preset, variant, **overrides)
+        elif overrides or variant is not None or preset != AUTO_PRESET:
             raise InvalidArgumentError(
                 "Give either `config` or `variant`, `preset` and its fields, not both."
             )
-        self.config: ConfigT = config or self.make_config(preset, variant, **overrides)
-        self.seed = int(np.random.SeedSequence(seed).generate_state(1)[0]) if seed is None else seed
-        self.device = _device(device)
+        elif not isinstance(config, self.config_class):
+            raise InvalidArgumentError(
+                f"`config` must be a {self.config_class.__name__}, got {config!r}."
+            )
+        self.config: ConfigT = config
+        self._preset_to_tell = preset == AUTO_PRESET and self.preset is not None
+        self.seed = check_seed(seed)
         self.verbose = verbose
         self.tensorboard_log = tensorboard_log
         self.task: Task | None = None
         self.dataset: TrajectoryDataset | None = None
-        self.observation_space: gym.Space[Any] | None = None
-        self.action_space: gym.Space[Any] | None = None
+        self.observation_space = observation_space
+        self.action_space = action_space
         self.num_timesteps = 0
         self.total_steps = self.config.total_steps
         self.training = TrainingState(self.seed, self.config.precision)
@@ -125,6 +162,11 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self._policy: PolicyT | None = None
         if env is not None:
             self.set_env(env)
+
+    @property
+    def description(self) -> str:
+        """Name and sizes, for progress bars."""
+        return type(self).__name__ + (f" ({self.preset})" if self.preset else "")
 
     def adopt(self, policy: PolicyT) -> None:
         """Act with this policy from here on, and train it further."""
@@ -177,12 +219,21 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             deterministic: The most likely action; otherwise one sampled from the policy.
 
         Raises:
-            InvalidArgumentError: The observation has the wrong shape or is not finite.
+            InvalidArgumentError: The observation has the wrong shape or is not finite, or the
+                state is none.
         """
         policy = self.policy
         if not self.num_timesteps:
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
+        if self.state_class and state is not None and not isinstance(state, self.state_class):
+            raise InvalidArgumentError(
+                f"`state` must be what the last `predict` returned, or None, got {state!r}."
+            )
         plain, facts = split_facts(observation)
+        if np.size(plain) == 0:
+            raise InvalidArgumentError(
+                f"`observation` must hold at least one observation, got shape {np.shape(plain)}."
+            )
         rows, single = policy.observation_rows(plain)
         actions, state = self.choose_actions(
             rows, state, facts=facts, episode_start=episode_start, deterministic=deterministic
@@ -216,9 +267,3 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         from rcdt_agent.evaluation import evaluate_budgets
 
         return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)

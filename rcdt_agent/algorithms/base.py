@@ -11,31 +11,35 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import torch
-from stable_baselines3.common.vec_env import VecEnv
 from torch import nn
 from typing_extensions import Self
 
-from rcdt_agent.algorithms.agent import Agent, ConfigT, PolicyT, Provenance
-from rcdt_agent.algorithms.sb3 import Env
-from rcdt_agent.algorithms.training import Metrics, train
+from rcdt_agent import losses
+from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
+from rcdt_agent.algorithms.arguments import (
+    check_log_interval,
+    check_seed,
+    scheduled_rate,
+    split_learn_arguments,
+)
+from rcdt_agent.algorithms.saved import SavedAgent
+from rcdt_agent.algorithms.training import Metrics, say, train
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.normalizer import check_action_space, data_action_space
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import get_task
 
-Data = TrajectoryDataset | str | Path
-
 AUTOCAST = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
+class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
     """An agent that learns from recorded trajectories; see the module's docstring."""
 
     # ------------------------------------------------------------ what a subclass gives
@@ -45,12 +49,6 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
     ) -> PolicyT:
         """An untrained policy for the data and spaces."""
-
-    @abstractmethod
-    def restore_policy(
-        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
-    ) -> PolicyT:
-        """The policy of a checkpoint, whose `Policy.to_dict` gave `values`; weights follow."""
 
     @abstractmethod
     def setup(self, dataset: TrajectoryDataset) -> None:
@@ -64,7 +62,7 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
 
     @classmethod
     def from_dsrl(
-        cls, task: str, *, dataset: Data | None = None, progress_bar: bool = True, **kwargs: Any
+        cls, task: str, *, dataset: AnyData | None = None, progress_bar: bool = True, **kwargs: Any
     ) -> Self:
         """An agent for a task of the registry, with its dataset, spaces, scores and budgets.
 
@@ -86,26 +84,28 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         agent.set_dataset(dataset)
         return agent
 
-    def set_dataset(self, dataset: Data) -> None:
+    def set_dataset(self, dataset: AnyData) -> None:
         """Give the agent its training data: the first fix its scales, later ones must fit.
+
+        Args:
+            dataset: Trajectories, the path of an HDF5 file, a dict of arrays, a list of episodes
+                or a data frame: whatever `as_dataset` takes.
 
         Raises:
             DatasetError: The file cannot be read, its sizes are not the environment's or the
                 task's, or its actions are not in the action space.
             TrainingError: The agent has been trained on other data in this process.
         """
-        data = (
-            dataset
-            if isinstance(dataset, TrajectoryDataset)
-            else TrajectoryDataset.from_hdf5(dataset)
-        )
+        data = as_dataset(dataset)
         if data is self.dataset:
             return
         if self.task is not None:
             sizes = self.task.observation_size, self.task.action_size
             data.check_sizes(*sizes, f"those of {self.task.id}")
-        if self.observation_space is not None and self.action_space is not None:
-            data.check_spaces(self.observation_space, self.action_space)
+        data.check_spaces(
+            self.observation_space or _unbounded(data.observation_size),
+            self.action_space or _unbounded(data.action_size),
+        )
         if self.training.ready:
             if data.fingerprint == self.provenance.fingerprint:  # read again: the same data
                 return
@@ -119,9 +119,7 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
             self._build(data)
 
     def _build(self, dataset: TrajectoryDataset) -> None:
-        observation = self.observation_space or gym.spaces.Box(
-            -np.inf, np.inf, (dataset.observation_size,), dtype=np.float32
-        )
+        observation = self.observation_space or _unbounded(dataset.observation_size)
         if not isinstance(observation, gym.spaces.Box):
             raise InvalidArgumentError(f"`observation_space` must be a Box, got {observation}.")
         action = check_action_space(self.action_space or data_action_space(dataset))
@@ -135,7 +133,7 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
 
     def learn(
         self,
-        dataset: Data | int | None = None,
+        dataset: AnyData | int | None = None,
         total_steps: int | None = None,
         callback: Any = None,
         log_interval: int = 100,
@@ -144,69 +142,94 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         progress_bar: bool = False,
         *,
         total_timesteps: int | None = None,
+        resume: bool = False,
     ) -> Self:
-        """Train, or continue training.
+        """Train for `total_steps` more gradient steps.
 
-        A run that was interrupted, or loaded from a checkpoint, goes on to `total_steps` in all.
-        Once that many were made, a further call makes as many again; with
-        `reset_num_timesteps=False` the steps are always added.
+        Schedules end with them: a learning rate that has fallen to its end rises again when
+        training is continued. An interrupted training goes on with `resume=True` to the step at
+        which it would have ended, bit for bit as if it had not been interrupted.
 
         Args:
-            dataset: Trajectories or a path; not needed again once given. A whole number here is
-                taken for `total_steps`, as stable-baselines3 has it.
-            total_steps: Gradient steps; default: the configuration's.
+            dataset: Trajectories, as for `set_dataset`; not needed again once given. A number
+                here is `total_steps`, as in stable-baselines3.
+            total_steps: Gradient steps to make; default: the configuration's. 0 makes none.
             callback: stable-baselines3 callback, list of callbacks, or function.
             log_interval: Steps between log entries.
             tb_log_name: Name of the tensorboard run; default: the algorithm's.
-            reset_num_timesteps: See above.
+            reset_num_timesteps: Whether tensorboard gets a new run; steps are counted on anyway.
             progress_bar: Show speed and loss.
             total_timesteps: Another name of `total_steps`.
+            resume: Make the steps that an interrupted `learn` has left, instead of `total_steps`.
 
         Returns:
             The agent.
+
+        Raises:
+            InvalidArgumentError: An argument is outside its rule, or there are no data.
+            DatasetError: The data cannot be read, or do not fit the agent.
+            TrainingError: A term or a weight is no longer finite.
         """
-        if isinstance(dataset, int):
-            dataset, total_steps = None, dataset if total_steps is None else total_steps
-        steps = self._requested_steps(total_steps, total_timesteps)
+        dataset, requested = split_learn_arguments(dataset, total_steps, total_timesteps)
+        log_interval = check_log_interval(log_interval)
+        steps = self._steps_to_make(requested, resume)
         if self.config.precision == "fp16" and self.device.type != "cuda":
             raise InvalidArgumentError("`precision='fp16'` needs CUDA; use 'bf16' on a CPU.")
         data = self._training_data(dataset, progress_bar)
-        more = not reset_num_timesteps or self.num_timesteps >= steps
-        self.total_steps = self.num_timesteps + steps if more else steps
+        if steps == 0:
+            return self
+        if self.lr_schedule is not None:
+            scheduled_rate(self.lr_schedule, 1.0)  # refuse one that is missing before training
+        self.total_steps = self.num_timesteps + steps
         if not self.training.ready:
             self._check_same_data(data)
             self.setup(data)
             self.training.resume()
         self.make_logger(tb_log_name or type(self).__name__, new=reset_num_timesteps)
-        train(
-            self,
-            self.total_steps,
-            callback=callback,
-            log_interval=log_interval,
-            progress_bar=progress_bar,
-        )
+        if self._preset_to_tell:
+            say(self, f"Preset auto: the sizes of `{self.preset}`, for device {self.device}.")
+            self._preset_to_tell = False
+        with self.env_for_callbacks():
+            train(
+                self,
+                self.total_steps,
+                callback=callback,
+                log_interval=log_interval,
+                progress_bar=progress_bar,
+            )
         return self
 
-    def _requested_steps(self, total_steps: int | None, total_timesteps: int | None) -> int:
-        if None not in (total_steps, total_timesteps):
+    def _steps_to_make(self, requested: int | None, resume: bool) -> int:
+        if not resume:
+            return self.config.total_steps if requested is None else requested
+        if requested is not None:
             raise InvalidArgumentError(
-                "Give either `total_steps` or `total_timesteps`: they are two names of one thing."
+                f"`resume` goes on to step {self.total_steps}: give no number of steps with it, "
+                f"or leave it out to make {requested} more."
             )
-        steps = total_timesteps if total_steps is None else total_steps
-        steps = self.config.total_steps if steps is None else steps
-        if steps < 1:
-            raise InvalidArgumentError(f"`total_steps` must be >= 1, got {steps}.")
-        return steps
+        return max(self.total_steps - self.num_timesteps, 0)
 
-    def _training_data(self, dataset: Data | None, progress_bar: bool) -> TrajectoryDataset:
+    def learning_rate_now(self) -> float:
+        """The policy's learning rate at this step: `lr_schedule`, or the configuration's."""
+        if self.lr_schedule is not None:
+            return scheduled_rate(self.lr_schedule, 1 - self.num_timesteps / self.total_steps)
+        return losses.learning_rate(
+            self.num_timesteps,
+            peak=self.config.learning_rate,
+            warmup_steps=getattr(self.config, "warmup_steps", 0),
+            total_steps=self.total_steps,
+            final_share=getattr(self.config, "final_learning_rate", 1.0),
+        )
+
+    def _training_data(self, dataset: AnyData | None, progress_bar: bool) -> TrajectoryDataset:
         if dataset is None and self.dataset is None and self.task is not None:
             dataset = load_task_dataset(self.task, progress_bar=progress_bar)  # a loaded agent's
         if dataset is not None:
             self.set_dataset(dataset)
         if self.dataset is None:
             raise InvalidArgumentError(
-                "There is nothing to learn from: `learn` needs `dataset`, a TrajectoryDataset or "
-                "the path of an HDF5 file."
+                "There is nothing to learn from: `learn` needs `dataset`, such as a "
+                "TrajectoryDataset or the path of an HDF5 file."
             )
         return self.dataset
 
@@ -231,11 +254,11 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         return {"policy": self.policy, **self.training.modules}
 
     def set_random_seed(self, seed: int | None) -> None:
-        """Seed whatever is made or drawn from here on."""
+        """Begin all random numbers anew: weights not yet made, batches, noise, sampled actions."""
         if seed is not None:
-            self.seed = seed
-            self.training.seed(seed)
-            self.acting_generator.manual_seed(seed + 2)
+            self.seed = check_seed(seed)
+            self.training.seed(self.seed)
+            self.acting_generator.manual_seed(self.seed + 2)
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that training changes, not copied."""
@@ -251,41 +274,6 @@ class OfflineAlgorithm(Agent[PolicyT, ConfigT]):
         self.training.load_state_dict(snapshot["training"])
         self.num_timesteps = int(snapshot["num_timesteps"])
 
-    # ------------------------------------------------------------ files
 
-    def save(self, path: Any) -> None:
-        """Write one zip of safetensors and JSON, from which training can continue bit for bit."""
-        from rcdt_agent.algorithms.files import write_agent
-
-        write_agent(self, path)
-
-    @classmethod
-    def load(
-        cls,
-        path: Any,
-        env: Env | VecEnv | None = None,
-        device: str = "auto",
-        *,
-        verbose: int = 0,
-        tensorboard_log: str | None = None,
-    ) -> Self:
-        """Read an agent; nothing in the file is executed.
-
-        Raises:
-            CheckpointError: Damaged, of another version or algorithm, or not a checkpoint.
-            InvalidArgumentError: `env` has other spaces than the agent.
-        """
-        from rcdt_agent.algorithms.files import read_agent
-
-        options = {"device": device, "verbose": verbose, "tensorboard_log": tensorboard_log}
-        agent = read_agent(cls, path, **options)
-        if env is not None:
-            agent.set_env(env)
-        return agent
-
-    def settings_to_save(self) -> dict[str, Any]:
-        """Plain values of a subclass's own for the checkpoint."""
-        return {}
-
-    def load_settings(self, values: dict[str, Any]) -> None:
-        """Take over what `settings_to_save` gave."""
+def _unbounded(size: int) -> gym.spaces.Box:
+    return gym.spaces.Box(-np.inf, np.inf, (size,), dtype=np.float32)

@@ -162,6 +162,7 @@ class BC(OfflineAlgorithm[MLPPolicy, BCConfig]):
             errors = self._forward(obs) - self.policy.normalizer.actions(actions)
             loss = errors.square().mean()
         optimizer.zero_grad()
+        optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         scaler.scale(loss).backward()
         scaler.step(optimizer)
         scaler.update()

@@ -12,8 +12,9 @@ import numpy as np
 
 from rcdt_agent.algorithms.acting import EpisodeActing
 from rcdt_agent.algorithms.sb3 import Env
-from rcdt_agent.config import DEPLOYMENT, Config
-from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.base_config import CHANGEABLE
+from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
+from rcdt_agent.data.readers import AnyData
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.wrappers import check_budget
@@ -26,6 +27,8 @@ class BudgetConditioned(EpisodeActing):
 
     budgets = "any"
     config_class = Config
+    state_class = AgentState
+    changeable = (*CHANGEABLE, *TRAINING, *DEPLOYMENT)
 
     def __init__(
         self,
@@ -94,7 +97,7 @@ class BudgetConditioned(EpisodeActing):
             raise InvalidArgumentError("There is no target return before `learn` has seen data.")
         return self.policy.conditioning.target_return(cost_budget, target_return)
 
-    def set_dataset(self, dataset: TrajectoryDataset | str | Path) -> None:
+    def set_dataset(self, dataset: AnyData) -> None:
         """Give the agent its training data; see `OfflineAlgorithm.set_dataset`."""
         super().set_dataset(dataset)
         if self._cost_budget is None:

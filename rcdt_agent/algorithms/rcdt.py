@@ -212,13 +212,7 @@ class RCDT(BudgetConditioned):
             _add_terms(metrics, terms, share)
         self.training.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-        optimizer.param_groups[0]["lr"] = losses.learning_rate(
-            self.num_timesteps,
-            peak=config.learning_rate,
-            warmup_steps=config.warmup_steps,
-            total_steps=self.total_steps,
-            final_share=config.final_learning_rate,
-        )
+        optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         self.training.scaler.step(optimizer)
         if "cost_estimate" in metrics:
             metrics["cost_estimate"] = self.dual_step(metrics["cost_estimate"])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import gymnasium as gym
 from stable_baselines3.common.logger import Logger
@@ -15,6 +17,38 @@ from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.normalizer import check_action_space
 
 Env = gym.Env[Any, Any]
+
+
+class NoEnvironment(gym.Env[Any, Any]):
+    """Spaces without an environment: callbacks may look at it, nobody can step it."""
+
+    def __init__(self, observation_space: gym.Space[Any], action_space: gym.Space[Any]) -> None:
+        """Take the spaces."""
+        self.observation_space = observation_space
+        self.action_space = action_space
+
+    def reset(self, **_: Any) -> NoReturn:
+        """Refuse."""
+        raise InvalidArgumentError("The agent has no environment: give it one with `set_env`.")
+
+    def step(self, _action: Any) -> NoReturn:
+        """Refuse."""
+        self.reset()
+
+
+def check_supported(observation: gym.Space[Any] | None, action: gym.Space[Any] | None) -> None:
+    """Refuse spaces that no algorithm here serves; None is not known yet.
+
+    Raises:
+        InvalidArgumentError: Names the space, the rule and what to do.
+    """
+    if observation is not None and not isinstance(observation, gym.spaces.Box):
+        raise InvalidArgumentError(
+            f"`observation_space` must be a Box, got {observation}. "
+            f"`gymnasium.wrappers.FlattenObservation` turns others into one."
+        )
+    if action is not None:
+        check_action_space(action)
 
 
 class SB3Interface(ABC):
@@ -59,8 +93,35 @@ class SB3Interface(ABC):
         self._logger = logger
 
     def get_env(self) -> VecEnv | None:
-        """The environment given to the agent, as a stable-baselines3 vector environment."""
+        """The environment given to the agent, as a stable-baselines3 vector environment.
+
+        Without one it is None, and during `learn` a `NoEnvironment` of the data's spaces, because
+        callbacks insist on one.
+        """
         return self._env
+
+    @contextmanager
+    def env_for_callbacks(self) -> Iterator[None]:
+        """Have an environment to show, if only spaces."""
+        observation, action = self.observation_space, self.action_space
+        if self._env is not None or observation is None or action is None:
+            yield
+            return
+        shown = self._env = DummyVecEnv([lambda: NoEnvironment(observation, action)])
+        try:
+            yield
+        finally:
+            if self._env is shown:
+                self._env = None
+
+    def check_env(self, env: Any) -> None:
+        """Refuse what is no environment, such as stable-baselines3's name of a policy."""
+        if not isinstance(env, gym.Env | VecEnv):
+            raise InvalidArgumentError(
+                f"`env` must be an environment, got {env!r}. There is no policy name to give: "
+                f"write {type(self).__name__}(env, ...), or {type(self).__name__}.from_dsrl(id) "
+                f"for a task of the registry."
+            )
 
     def set_env(self, env: Env | VecEnv) -> None:
         """Give the agent an environment; its spaces must be the data's.
@@ -68,22 +129,12 @@ class SB3Interface(ABC):
         Raises:
             InvalidArgumentError: Not an environment, or of spaces that are not supported.
         """
-        if not isinstance(env, gym.Env | VecEnv):
-            raise InvalidArgumentError(
-                f"`env` must be an environment, got {env!r}. There is no policy name to give: "
-                f"write {type(self).__name__}(env, ...), or {type(self).__name__}.from_dsrl(id) "
-                f"for a task of the registry."
-            )
+        self.check_env(env)
         vec_env: VecEnv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
         observation, action = vec_env.observation_space, vec_env.action_space
         if isinstance(observation, gym.spaces.Dict) and "observation" in observation.spaces:
             observation = observation["observation"]
-        if not isinstance(observation, gym.spaces.Box):
-            raise InvalidArgumentError(
-                f"`observation_space` must be a Box, got {observation}. "
-                f"`gymnasium.wrappers.FlattenObservation` turns others into one."
-            )
-        check_action_space(action)
+        check_supported(observation, action)
         self.check_spaces(observation, action)
         self._env = vec_env
         self.observation_space = self.observation_space or observation
@@ -97,14 +148,50 @@ class SB3Interface(ABC):
         """State dicts of the networks by name."""
         return {name: module.state_dict() for name, module in self.named_modules().items()}
 
+    @abstractmethod
+    def read_parameters(self, path: Any) -> dict[str, dict[str, Tensor]]:
+        """State dicts of a checkpoint by name."""
+
     def set_parameters(
-        self, load_path_or_dict: dict[str, dict[str, Tensor]], exact_match: bool = True
+        self,
+        load_path_or_dict: Mapping[str, Mapping[str, Tensor]] | Any,
+        exact_match: bool = True,
+        device: str = "auto",
     ) -> None:
-        """Load state dicts as `get_parameters` gives them."""
-        modules = self.named_modules()
-        if exact_match and set(load_path_or_dict) != set(modules):
+        """Load weights as `get_parameters` gives them, or those of a checkpoint.
+
+        Args:
+            load_path_or_dict: State dicts by name; or the path of a checkpoint, of which the
+                networks are taken that this agent has by now.
+            exact_match: Whether every network and every weight must be given.
+            device: For stable-baselines3's callers; the weights go to the agent's device.
+
+        Raises:
+            InvalidArgumentError: A network is missing or unknown, or its weights do not fit.
+            CheckpointError: The file is not a checkpoint of this algorithm.
+        """
+        modules, given = self.named_modules(), load_path_or_dict
+        if not isinstance(given, Mapping):
+            stored = self.read_parameters(given)
+            given = {name: values for name, values in stored.items() if name in modules}
+        names = set(given)
+        if names - set(modules) or (exact_match and names != set(modules)):
             raise InvalidArgumentError(
-                f"`load_path_or_dict` must hold {sorted(modules)}, got {sorted(load_path_or_dict)}."
+                f"`load_path_or_dict` must hold {sorted(modules)}, got {sorted(names)}."
             )
-        for name, values in load_path_or_dict.items():
-            modules[name].load_state_dict(values)
+        for name, values in given.items():  # all of them, before any weight is changed
+            _check_weights(name, values, modules[name].state_dict(), exact_match)
+        for name, values in given.items():
+            modules[name].load_state_dict(values, strict=exact_match)
+
+
+def _check_weights(
+    name: str, given: Mapping[str, Tensor], own: Mapping[str, Tensor], exact_match: bool
+) -> None:
+    shapes = {key: tuple(value.shape) for key, value in own.items()}
+    for key in sorted(given.keys() | own.keys() if exact_match else given.keys()):
+        shape = tuple(given[key].shape) if key in given else None
+        if shape != shapes.get(key):
+            raise InvalidArgumentError(
+                f"`{name}`: `{key}` must have shape {shapes.get(key)}, got {shape}."
+            )

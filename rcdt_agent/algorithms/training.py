@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
-import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from rcdt_agent.checkpoint import first_not_finite, flatten_state
 from rcdt_agent.errors import TrainingError
-from rcdt_agent.progress import progress
+from rcdt_agent.progress import DAY, Stopwatch, in_words, progress
 
 if TYPE_CHECKING:
     from rcdt_agent.algorithms.base import OfflineAlgorithm
@@ -45,14 +46,20 @@ def train(
             is what it was at the last log entry at which all was well.
     """
     callbacks = as_callback(callback)
-    callbacks.init_callback(agent)  # type: ignore[arg-type]
+    with warnings.catch_warnings():
+        # Meaningless here: no environment takes part in training.
+        warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
+        callbacks.init_callback(agent)  # type: ignore[arg-type]
     total_timesteps = goal  # callbacks read it from the locals
     means = MetricMeans()
-    first, started = agent.num_timesteps, time.time()
+    first = agent.num_timesteps
+    watch = Stopwatch(goal - first)
     with (
         global_rng_of(agent),
         DivergenceGuard(agent) as guard,
-        progress(progress_bar, total=goal, initial=first, unit="step") as bar,
+        progress(
+            progress_bar, desc=agent.description, total=goal, initial=first, unit="step"
+        ) as bar,
     ):
         callbacks.on_training_start(locals(), globals())
         while agent.num_timesteps < goal:
@@ -62,13 +69,15 @@ def train(
             bar.update()
             if agent.num_timesteps % log_interval == 0 or agent.num_timesteps == goal:
                 metrics = means.fetch(agent.num_timesteps)
-                speed = (agent.num_timesteps - first) / max(time.time() - started, 1e-9)
-                _log(agent, metrics, speed)
+                _log(agent, metrics, watch, agent.num_timesteps - first)
                 shown = {
                     name: f"{metrics[name]:.3f}" for name in ("loss", "lambda") & metrics.keys()
                 }
                 bar.set_postfix(shown, refresh=agent.num_timesteps == goal)
                 guard.keep()
+            remaining = watch.first_estimate(agent.num_timesteps - first)
+            if remaining is not None:
+                _tell_remaining(agent, remaining)
             callbacks.update_locals(locals())
             if not callbacks.on_step():
                 break
@@ -195,9 +204,33 @@ def global_rng_of(agent: OfflineAlgorithm[Any, Any]) -> Iterator[None]:
         torch.set_rng_state(theirs)
 
 
-def _log(agent: OfflineAlgorithm[Any, Any], metrics: dict[str, float], speed: float) -> None:
+def say(agent: OfflineAlgorithm[Any, Any], text: str) -> None:
+    """To the agent's logger, which prints it if `verbose`, and to Python's."""
+    agent.logger.info(text)
+    logging.getLogger("rcdt_agent").info(text)
+
+
+def _tell_remaining(agent: OfflineAlgorithm[Any, Any], seconds: float) -> None:
+    """What a user wants to know before going away; a warning above a day.
+
+    Critics that begin later make later steps slower: it is the least that remains.
+    """
+    say(agent, f"At this speed training takes {in_words(seconds)} more.")
+    if seconds > DAY:
+        warnings.warn(
+            f"At this speed training takes {seconds / 3600:.0f} more hours. `preset='cpu'` is made "
+            f"for machines without a GPU; a smaller `total_steps` or a GPU (`device='cuda'`) helps "
+            f"too.",
+            stacklevel=4,
+        )
+
+
+def _log(
+    agent: OfflineAlgorithm[Any, Any], metrics: dict[str, float], watch: Stopwatch, done: int
+) -> None:
     for name, value in metrics.items():
         agent.logger.record(f"train/{name}", value)
-    agent.logger.record("time/steps_per_second", speed)
+    agent.logger.record("time/steps_per_second", watch.speed(done))
+    agent.logger.record("time/remaining_seconds", watch.remaining(done))
     agent.logger.record("time/total_timesteps", agent.num_timesteps, exclude="tensorboard")
     agent.logger.dump(agent.num_timesteps)

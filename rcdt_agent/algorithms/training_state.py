@@ -32,10 +32,10 @@ class TrainingState:
         self.modules: dict[str, nn.Module] = {}
         self.counters: dict[str, int] = {}
         self.generators = {"batches": torch.Generator(), "noise": torch.Generator()}
+        self._stored: dict[str, Any] = {}  # of a checkpoint, until `resume`
         self.seed(seed)
         enabled = precision == "fp16" and torch.cuda.is_available()
         self.scaler = torch.amp.GradScaler("cuda", enabled=enabled)
-        self._stored: dict[str, Any] = {}  # of a checkpoint, until `resume`
 
     @property
     def ready(self) -> bool:
@@ -47,30 +47,41 @@ class TrainingState:
         for i, generator in enumerate(self.generators.values()):
             generator.manual_seed(seed + i)
         self.torch_rng = torch.Generator().manual_seed(seed).get_state()
+        if self._stored:
+            self._stored |= self._random_state()
+
+    def _random_state(self) -> dict[str, Any]:
+        generators = {name: g.get_state() for name, g in self.generators.items()}
+        return {"generators": generators, "torch_rng": self.torch_rng}
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors and numbers from which training continues bit for bit; empty before training."""
+        """Tensors and numbers from which training continues bit for bit.
+
+        Before `setup` that is what a checkpoint gave, or the random generators alone.
+        """
         if not self.ready:
-            return self._stored
+            return self._stored or self._random_state()
         return {
             "optimizers": {name: opt.state_dict() for name, opt in self.optimizers.items()},
             "modules": {name: module.state_dict() for name, module in self.modules.items()},
             "counters": dict(self.counters),
-            "generators": {name: g.get_state() for name, g in self.generators.items()},
             "scaler": self.scaler.state_dict(),
-            "torch_rng": self.torch_rng,
+            **self._random_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put everything where `state_dict` found it."""
-        for name, optimizer in self.optimizers.items():
-            optimizer.load_state_dict(state["optimizers"][name])
-        for name, module in self.modules.items():
-            module.load_state_dict(state["modules"][name])
-        self.counters = {name: int(value) for name, value in state["counters"].items()}
+        """Put everything where `state_dict` found it; parts that were not saved stay."""
+        if "optimizers" in state:
+            for name, optimizer in self.optimizers.items():
+                optimizer.load_state_dict(state["optimizers"][name])
+        if "modules" in state:
+            for name, module in self.modules.items():
+                module.load_state_dict(state["modules"][name])
+            self.counters = {name: int(value) for name, value in state["counters"].items()}
+            if state["scaler"]:  # empty unless it was fp16's
+                self.scaler.load_state_dict(state["scaler"])
         for name, generator in self.generators.items():
             generator.set_state(state["generators"][name])
-        self.scaler.load_state_dict(state["scaler"])
         self.torch_rng = state["torch_rng"]
 
     def store(self, state: dict[str, Any]) -> None:
@@ -82,10 +93,25 @@ class TrainingState:
     def resume(self) -> None:
         """After `setup`: go on from the stored state, if there is one.
 
+        Options of the optimisers (learning rate, weight decay) are the configuration's, which may
+        have been changed since.
+
         Raises:
             CheckpointError: It does not fit the networks.
         """
-        if self._stored:
-            with as_checkpoint_error("The checkpoint's training state"):
-                self.load_state_dict(self._stored)
-            self._stored = {}
+        if not self._stored:
+            return
+        groups = [group for opt in self.optimizers.values() for group in opt.param_groups]
+        options = [{k: v for k, v in group.items() if k != "params"} for group in groups]
+        with as_checkpoint_error("The checkpoint's training state"):
+            self.load_state_dict(self._stored)
+        groups = [group for opt in self.optimizers.values() for group in opt.param_groups]
+        for group, option in zip(groups, options, strict=True):
+            group.update(option)
+        self._stored = {}
+
+    @property
+    def module_states(self) -> dict[str, dict[str, torch.Tensor]]:
+        """State dicts of the modules by name, also those of a checkpoint before `resume`."""
+        states: dict[str, dict[str, torch.Tensor]] = self.state_dict().get("modules", {})
+        return states

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
+from rcdt_agent.base_config import resolve_preset
 from rcdt_agent.cli.console import echo
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.registry import tasks_of
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rcdt_agent.experiments.benchmark import Failure
     from rcdt_agent.experiments.tune import TuneResult
 
-Preset = Literal["paper", "cpu", "tiny"]
+Preset = Literal["auto", "paper", "cpu", "tiny"]
 
 
 def benchmark(
@@ -29,7 +30,7 @@ def benchmark(
     datasets: tuple[str, ...] = (),
     methods: tuple[str, ...] = ("bc", "bc-safe", "cdt", "wqdt", "wcdt", "qcdt", "rcdt"),
     seeds: tuple[int, ...] = (0, 1, 2),
-    preset: Preset = "cpu",
+    preset: Preset = "auto",
     steps: int | None = None,
     episodes: int = 20,
     variant_of_data: str | None = None,
@@ -52,7 +53,8 @@ def benchmark(
         methods: Variants of RCDT and other algorithms, with switches: cdt, rcdt+pareto, bc-safe,
             rcdt+eta=0.1, bc+width=64. bc-safe-each trains a policy for every budget.
         seeds: One policy each.
-        preset: Sizes: as published, for two CPU cores in minutes, or for tests.
+        preset: Sizes: as published, for two CPU cores in minutes, or for tests; auto: by
+            the device.
         steps: Gradient steps; by default the preset's.
         episodes: Episodes a budget.
         variant_of_data: bottom:RHO or extremes:RHO, the paper's degraded data, RHO in percent.
@@ -72,7 +74,12 @@ def benchmark(
             methods,
             datasets=_files(datasets),
             seeds=seeds,
-            protocol=Protocol(preset=preset, steps=steps, episodes=episodes, holdout=holdout),
+            protocol=Protocol(
+                preset=resolve_preset(preset, device),
+                steps=steps,
+                episodes=episodes,
+                holdout=holdout,
+            ),
             variant_of_data=variant_of_data,
             overrides=overrides,
             workers=workers,
@@ -99,7 +106,7 @@ def tune(
     output: Path,
     dataset: Path | None = None,
     method: str = "rcdt",
-    preset: Preset = "cpu",
+    preset: Preset = "auto",
     steps: int | None = None,
     trials: int = 20,
     episodes: int = 10,
@@ -116,7 +123,7 @@ def tune(
         dataset: An HDF5 file to use instead of the task's own.
         method: Variant of RCDT or other algorithm, and switches that are kept fixed: rcdt,
             rcdt+relabel, bc.
-        preset: Sizes.
+        preset: Sizes; auto: by the device.
         steps: Gradient steps of a trial; by default the preset's.
         trials: Settings to try, in all.
         episodes: Validation episodes a budget.
@@ -131,7 +138,7 @@ def tune(
         output,
         dataset=dataset,
         method=method,
-        preset=preset,
+        preset=resolve_preset(preset, device),
         steps=steps,
         n_trials=trials,
         episodes=episodes,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from rcdt_agent.base_config import BaseConfig
+from rcdt_agent.base_config import BaseConfig, resolve_preset
 from rcdt_agent.cli.console import echo
 from rcdt_agent.config import make_config
 from rcdt_agent.errors import InvalidArgumentError
@@ -20,7 +20,7 @@ from rcdt_agent.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from rcdt_agent.experiments.runs import Run, RunOptions
 
-Preset = Literal["paper", "cpu", "tiny"]
+Preset = Literal["auto", "paper", "cpu", "tiny"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,8 +28,9 @@ class _Choice:
     """What decides which settings there are, and their defaults."""
 
     algorithm: str = "rcdt"
-    preset: str = "cpu"
+    preset: str = "auto"
     variant: str | None = None
+    device: str = "auto"
 
 
 def train_command(arguments: Sequence[str]) -> Callable[..., int]:
@@ -47,7 +48,8 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
 
     choice, _ = tyro.cli(_Choice, args=arguments[1:], return_unknown_args=True, add_help=False)
     kind = get_algorithm(choice.algorithm)
-    return _make_train(choice, kind.make_config(choice.preset, choice.variant))
+    preset = resolve_preset(choice.preset, choice.device)
+    return _make_train(choice, kind.make_config(preset, choice.variant))
 
 
 def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
@@ -58,7 +60,7 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
         *,
         algorithm: str = choice.algorithm,
         config: settings = default,
-        preset: Preset = "cpu",
+        preset: Preset = "auto",
         dataset: Path | None = None,
         output: Path | None = None,
         resume: Path | None = None,
@@ -74,7 +76,8 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
             data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
             algorithm: rcdt, bc or bc-safe; the settings below are its own.
             config: Settings of the algorithm; their defaults are the preset's and the variant's.
-            preset: Sizes: as published, for two CPU cores in minutes, or for tests.
+            preset: Sizes: as published, for two CPU cores in minutes, or for tests. auto: as
+                published with a GPU, cpu without.
             dataset: An HDF5 file to use instead of the task's own.
             output: Run folder; by default runs/<data>-<algorithm or variant>-<seed>.
             resume: Continue this run folder; nothing else needs to be said.
@@ -98,6 +101,8 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
             device=device, checkpoint_every=checkpoint_every,
             command=shlex.join(["rcdt", *sys.argv[1:]]),
         )  # fmt: skip
+        if preset == "auto":
+            echo(f"Preset auto: {resolve_preset(preset, device)}")
         name = f"{Path(data).stem}-{options.method}-{seed}"
         return _train(Run(output or Path("runs") / name), options, n_episodes)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +24,7 @@ from rcdt_agent.data.checks import (
     split_episodes,
 )
 from rcdt_agent.data.frontier import Frontier, Outcomes, coverage
+from rcdt_agent.data.readers import end_flags, episode_arrays, frame_arrays, one_column
 from rcdt_agent.data.subsets import bottom_rows, extreme_rows
 from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
@@ -48,9 +50,9 @@ class DatasetSummary:
 class TrajectoryDataset:
     """Trajectories one after the other in flat float32 arrays.
 
-    Make one with `from_hdf5`, `from_arrays` or `from_minari`. The observation that follows a step
-    is the next row, or, after the last step of a trajectory, a row of `final_observations`; so no
-    second copy of the observations is kept.
+    Make one with `from_hdf5`, `from_arrays`, `from_episodes`, `from_dataframe` or `from_minari`.
+    The observation that follows a step is the next row, or, after the last step of a trajectory, a
+    row of `final_observations`; so no second copy of the observations is kept.
 
     Attributes:
         observations: (N, O) observation before each step.
@@ -85,9 +87,10 @@ class TrajectoryDataset:
         actions: npt.ArrayLike,
         rewards: npt.ArrayLike,
         costs: npt.ArrayLike,
-        terminals: npt.ArrayLike,
-        timeouts: npt.ArrayLike,
+        terminals: npt.ArrayLike | None = None,
+        timeouts: npt.ArrayLike | None = None,
         next_observations: Any = None,
+        dones: npt.ArrayLike | None = None,
         name: str = "arrays",
     ) -> TrajectoryDataset:
         """Build from flat arrays in DSRL's layout, trajectories one after the other.
@@ -95,13 +98,16 @@ class TrajectoryDataset:
         Args:
             observations: (N, O).
             actions: (N, A).
-            rewards: (N,).
-            costs: (N,), >= 0.
+            rewards: (N,) or (N, 1).
+            costs: (N,) or (N, 1), >= 0.
             terminals: (N,) nonzero where the task ended the episode.
             timeouts: (N,) nonzero where a time limit ended it.
             next_observations: (N, O), an array or anything that can be sliced by rows: an h5py
                 dataset stays on disk. Without it the following row serves, and the observation
                 after the last step of each trajectory is unknown.
+            dones: (N,) nonzero where an episode ended for whatever reason, in place of one or both
+                of the above. Where nothing says that the task ended it, nothing is assumed about
+                what would have followed, and the last step is left out of value learning.
             name: Used in messages.
 
         Raises:
@@ -112,7 +118,8 @@ class TrajectoryDataset:
             "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
         }  # fmt: skip
         arrays = {key: np.asarray(value, dtype=np.float32) for key, value in given.items()}
-        is_terminal, is_timeout = np.asarray(terminals) != 0, np.asarray(timeouts) != 0
+        arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
+        is_terminal, is_timeout, is_unclear = end_flags(terminals, timeouts, dones, name)
         columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
         if next_observations is not None:
             if not hasattr(next_observations, "shape"):
@@ -132,6 +139,7 @@ class TrajectoryDataset:
         last = offsets[1:] - 1
         final, known = final_observations(arrays["observations"], next_observations, last, name)
         terminated = is_terminal[last]
+        known &= ~is_unclear[last]
         return cls(
             **arrays,
             offsets=offsets,
@@ -153,6 +161,43 @@ class TrajectoryDataset:
         from rcdt_agent.data.hdf5 import read_hdf5
 
         return read_hdf5(Path(path))
+
+    @classmethod
+    def from_episodes(
+        cls, episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes"
+    ) -> TrajectoryDataset:
+        """Build from a list of episodes.
+
+        Args:
+            episodes: Each a mapping with `observations` (T, O), or (T + 1, O) with the one after
+                the last step, `actions` (T, A), `rewards` (T,), `costs` (T,), and `terminated`:
+                whether the task ended it, default False. Arrays `terminals`, `timeouts` and
+                `next_observations`, as in `from_arrays`, are taken too.
+            name: Used in messages.
+
+        Raises:
+            DatasetError: A key is missing, or anything `from_arrays` refuses.
+        """
+        return cls.from_arrays(**episode_arrays(episodes, name), name=name)
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: Any, *, name: str = "data frame", **columns: Any
+    ) -> TrajectoryDataset:
+        """Build from a table with one row a step, of pandas or polars.
+
+        Args:
+            frame: Rows of an episode in order of time; episodes may be mixed.
+            name: Used in messages.
+            **columns: Names of columns where they are not the usual ones: `observations` and
+                `actions` (several; default: all that begin with `obs` and with `action`),
+                `reward`, `cost`, `episode` (which episode a row belongs to) and `terminated`
+                (optional: whether the task ended the episode at this row).
+
+        Raises:
+            DatasetError: A column is missing, or anything `from_arrays` refuses.
+        """
+        return cls.from_arrays(**frame_arrays(frame, name, **columns), name=name)
 
     @classmethod
     def from_minari(cls, dataset: Any) -> TrajectoryDataset:

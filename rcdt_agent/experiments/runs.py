@@ -227,7 +227,7 @@ def train_run(
         try:
             agent.learn(
                 data,
-                goal,
+                goal - agent.num_timesteps,
                 callback=LatestCheckpoint(run.latest, options.checkpoint_every),
                 progress_bar=progress_bar,
             )

@@ -1,0 +1,107 @@
+"""`SavedAgent`: an agent that goes into a file, a pickle or a copy, and comes back."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import Any
+
+import gymnasium as gym
+from stable_baselines3.common.vec_env import VecEnv
+from torch import Tensor
+from typing_extensions import Self
+
+from rcdt_agent.algorithms.agent import Agent, ConfigT, PolicyT
+from rcdt_agent.algorithms.files import (
+    agent_to_bytes,
+    bytes_to_agent,
+    print_versions,
+    read_agent,
+    write_agent,
+)
+from rcdt_agent.algorithms.sb3 import Env
+
+
+class SavedAgent(Agent[PolicyT, ConfigT]):
+    """Saving and loading, as stable-baselines3 has them, without pickled code in the file."""
+
+    @abstractmethod
+    def restore_policy(
+        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
+    ) -> PolicyT:
+        """The policy of a checkpoint, whose `Policy.to_dict` gave `values`; weights follow."""
+
+    def save(self, path: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> None:
+        """Write one zip of safetensors and JSON, from which training can continue bit for bit.
+
+        Args:
+            path: Path or open binary file.
+            exclude: Parts to leave out, for a smaller file: `training`, which only training
+                needs, or of it `optimizers`. Training on begins them anew.
+            include: Parts to write although they are excluded.
+        """
+        write_agent(self, path, exclude=exclude, include=include)
+
+    @classmethod
+    def load(
+        cls,
+        path: Any,
+        env: Env | VecEnv | None = None,
+        device: str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        *,
+        verbose: int = 0,
+        tensorboard_log: str | None = None,
+        **overrides: Any,
+    ) -> Self:
+        """Read an agent; nothing in the file is executed.
+
+        Args:
+            path: Checkpoint, open binary file, or run folder, whose final or else latest
+                checkpoint is read.
+            env: As for `set_env`.
+            device: `auto`, `cpu`, `cuda`; whatever it was trained on.
+            custom_objects: As `overrides`, by name.
+            print_system_info: Print the versions here and those that wrote the file.
+            verbose: 1 prints the log.
+            tensorboard_log: Folder for tensorboard.
+            **overrides: Fields of the configuration that do not change the networks
+                (`changeable`); `learning_rate` may be a function.
+
+        Raises:
+            CheckpointError: Damaged, of another version or algorithm, or not a checkpoint.
+            InvalidArgumentError: `env` has other spaces than the agent, or a field cannot be
+                changed.
+        """
+        if print_system_info:
+            print_versions(cls, path)
+        options = {"device": device, "verbose": verbose, "tensorboard_log": tensorboard_log}
+        agent = read_agent(cls, path, {**(custom_objects or {}), **overrides}, **options)
+        if env is not None:
+            agent.set_env(env)
+        return agent
+
+    def read_parameters(self, path: Any) -> dict[str, dict[str, Tensor]]:
+        """State dicts of a checkpoint by name."""
+        other = type(self).load(path, device="cpu")
+        return {"policy": other.policy.state_dict(), **other.training.module_states}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle by way of a checkpoint; data, environment and logger stay behind."""
+        return bytes_to_agent, (type(self), *agent_to_bytes(self))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """A copy that trains and acts on by itself; data and environment are shared."""
+        rebuild, arguments = self.__reduce__()
+        agent: Self = rebuild(*arguments)
+        agent.dataset, agent.lr_schedule, agent._env = self.dataset, self.lr_schedule, self._env
+        memo[id(self)] = agent
+        return agent
+
+    def settings_to_save(self) -> dict[str, Any]:
+        """Plain values of a subclass's own for the checkpoint."""
+        return {}
+
+    def load_settings(self, values: dict[str, Any]) -> None:
+        """Take over what `settings_to_save` gave."""

@@ -1,0 +1,195 @@
+"""Trajectories in the forms that people have them in: episodes, data frames, `dones`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from rcdt_agent._types import BoolArray
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+
+if TYPE_CHECKING:
+    from rcdt_agent.data.dataset import TrajectoryDataset
+
+AnyData: TypeAlias = "TrajectoryDataset | str | Path | Mapping[str, Any] | Sequence[Any] | Any"
+"""What `as_dataset` takes."""
+
+_FLOATS = ("observations", "actions", "rewards", "costs")
+
+
+def as_dataset(data: AnyData) -> TrajectoryDataset:
+    """Trajectories from whatever says clearly what it is.
+
+    Args:
+        data: A `TrajectoryDataset`; the path of an HDF5 file; a dict of arrays, as for
+            `from_arrays`; a list of episodes, as for `from_episodes`; a data frame with the usual
+            columns, as for `from_dataframe`; or a Minari dataset.
+
+    Raises:
+        InvalidArgumentError: None of these.
+        DatasetError: One of these, but wrong.
+    """
+    from rcdt_agent.data.dataset import TrajectoryDataset
+
+    if isinstance(data, TrajectoryDataset):
+        return data
+    if isinstance(data, str | Path):
+        return TrajectoryDataset.from_hdf5(data)
+    if isinstance(data, Mapping):
+        required = (*_FLOATS, "terminals, timeouts or dones")
+        optional = ("terminals", "timeouts", "dones", "next_observations", "name")
+        unknown = sorted(set(data) - {*_FLOATS, *optional})
+        if unknown or set(_FLOATS) - set(data):
+            raise DatasetError(
+                f"A dict of arrays must hold {', '.join(required)}, got {sorted(map(str, data))}. "
+                f"`TrajectoryDataset.from_episodes` reads a list of episodes."
+            )
+        return TrajectoryDataset.from_arrays(**data)
+    if hasattr(data, "columns"):
+        return TrajectoryDataset.from_dataframe(data)
+    if hasattr(data, "iterate_episodes"):
+        return TrajectoryDataset.from_minari(data)
+    if isinstance(data, list | tuple) and all(isinstance(part, Mapping) for part in data):
+        return TrajectoryDataset.from_episodes(data)
+    raise InvalidArgumentError(
+        f"`dataset` must be a TrajectoryDataset or the path of an HDF5 file, got "
+        f"{type(data).__name__}. `TrajectoryDataset.from_arrays`, `from_episodes`, "
+        f"`from_dataframe` and `from_minari` make one."
+    )
+
+
+def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """(N, 1) -> (N,), as some write rewards, costs and flags; others stay."""
+    return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
+def end_flags(
+    terminals: npt.ArrayLike | None,
+    timeouts: npt.ArrayLike | None,
+    dones: npt.ArrayLike | None,
+    name: str,
+) -> tuple[BoolArray, BoolArray, BoolArray]:
+    """Where the task, something else, or nobody knows what ended an episode.
+
+    Returns:
+        Terminals, timeouts, and the timeouts that may have been terminals: (N,) each.
+
+    Raises:
+        DatasetError: None of the three is given, or lengths differ.
+    """
+    given = {"terminals": terminals, "timeouts": timeouts, "dones": dones}
+    flags = {k: one_column(np.asarray(v) != 0) for k, v in given.items() if v is not None}
+    if not flags:
+        raise DatasetError(
+            f"{name}: `terminals` and `timeouts`, or `dones`, must say where episodes end."
+        )
+    never = np.zeros_like(next(iter(flags.values())))
+    done, terminal, timeout = (flags.get(key, never) for key in ("dones", "terminals", "timeouts"))
+    if dones is None:
+        return terminal, timeout, never
+    if not done.shape == terminal.shape == timeout.shape:
+        shapes = {key: flag.shape for key, flag in flags.items()}
+        raise DatasetError(f"{name}: flags of different shapes, {shapes}.")
+    if terminals is None and timeouts is None:
+        return never, done, done
+    if terminals is None:
+        return done & ~timeout, timeout, never
+    return terminal, timeout | (done & ~terminal), never
+
+
+def episode_arrays(episodes: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+    """Arguments of `from_arrays` from a list of episodes, as `from_episodes` describes them."""
+    parts: dict[str, list[Any]] = {key: [] for key in (*_FLOATS, "terminals", "timeouts")}
+    following: list[Any] = []
+    for i, episode in enumerate(episodes):
+        missing = sorted(set(_FLOATS) - set(episode))
+        if missing:
+            raise DatasetError(
+                f"{name}: episode {i} lacks {missing}; it holds {sorted(map(str, episode))}."
+            )
+        arrays = {key: np.asarray(episode[key], dtype=np.float32) for key in _FLOATS}
+        n_steps, seen = len(arrays["actions"]), arrays["observations"]
+        if len(seen) == n_steps + 1:
+            arrays["observations"] = seen[:-1]
+            following.append(seen[1:])
+        elif "next_observations" in episode:
+            following.append(np.asarray(episode["next_observations"], dtype=np.float32))
+        for key, array in arrays.items():
+            if not n_steps or len(array) != n_steps:
+                raise DatasetError(
+                    f"{name}: episode {i} has {len(array)} rows of `{key}`, but {n_steps} actions."
+                )
+            parts[key].append(one_column(array) if key in ("rewards", "costs") else array)
+        last = np.arange(n_steps) == n_steps - 1
+        terminated = bool(np.any(episode.get("terminated", episode.get("terminals", False))))
+        parts["terminals"].append(last & terminated)
+        parts["timeouts"].append(last & (not terminated))
+    if not episodes:
+        raise DatasetError(f"{name}: there is no episode.")
+    if following and len(following) < len(episodes):
+        raise DatasetError(
+            f"{name}: the observation after the last step is there in {len(following)} of "
+            f"{len(episodes)} episodes; give it in all or in none."
+        )
+    if following:
+        parts["next_observations"] = following
+    try:
+        return {key: np.concatenate(arrays) for key, arrays in parts.items()}
+    except ValueError as error:
+        raise DatasetError(f"{name}: episodes of different shapes ({error}).") from error
+
+
+def frame_arrays(
+    frame: Any,
+    name: str,
+    *,
+    observations: Sequence[str] | None = None,
+    actions: Sequence[str] | None = None,
+    reward: str = "reward",
+    cost: str = "cost",
+    episode: str = "episode",
+    terminated: str = "terminated",
+) -> dict[str, Any]:
+    """Arguments of `from_arrays` from a data frame, as `from_dataframe` describes it."""
+    found = [str(column) for column in frame.columns]
+    groups = {
+        "observations": observations or [c for c in found if c.startswith("obs")],
+        "actions": actions or [c for c in found if c.startswith("action")],
+    }
+    groups = {key: [names] if isinstance(names, str) else names for key, names in groups.items()}
+    wanted = [*groups["observations"], *groups["actions"], reward, cost, episode]
+    missing = [column for column in wanted if column not in found]
+    for key, names in groups.items():
+        missing += [] if names else [f"of `{key}`"]
+    if missing:
+        raise DatasetError(
+            f"{name}: columns missing: {', '.join(missing)}; there are {', '.join(found)}. "
+            f"`TrajectoryDataset.from_dataframe` takes names of your own."
+        )
+    ids = np.asarray(frame[episode])
+    _, first, number = np.unique(ids, return_index=True, return_inverse=True)
+    order = np.argsort(first[number], kind="stable")  # episodes as they first appear
+    ends = np.append(ids[order][1:] != ids[order][:-1], True)
+    ended = np.zeros(len(ids), dtype=np.bool_)
+    if terminated in found:
+        ended = np.asarray(frame[terminated]).astype(np.bool_)[order]
+    return {
+        **{key: _columns(frame, names)[order] for key, names in groups.items()},
+        "rewards": np.asarray(frame[reward], dtype=np.float32)[order],
+        "costs": np.asarray(frame[cost], dtype=np.float32)[order],
+        "terminals": ended & ends,
+        "timeouts": ends & ~ended,
+    }
+
+
+def _columns(frame: Any, names: Sequence[str]) -> npt.NDArray[np.float32]:
+    """(N, K) of columns of numbers, or of one column of vectors."""
+    columns = [np.asarray(frame[name]) for name in names]
+    if len(columns) == 1 and columns[0].dtype == object:
+        return np.stack([np.asarray(value, dtype=np.float32) for value in columns[0]])
+    table: npt.NDArray[np.float32] = np.stack(columns, axis=1).astype(np.float32)
+    return table
