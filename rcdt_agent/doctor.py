@@ -9,10 +9,12 @@ import platform
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from rcdt_agent.tasks.download import dataset_dir
 from rcdt_agent.tasks.registry import DSRL_TASKS, SUITES, Suite
 from rcdt_agent.tasks.simulators import is_installed
+from rcdt_agent.version import __version__
 
 PROBE_TASKS: dict[Suite, str] = {
     "bullet": "OfflineBallRun-v0",
@@ -125,6 +127,7 @@ def run_checks() -> list[Check]:
         name="python", status="ok", detail=f"{platform.python_version()} on {platform.platform()}"
     )
     return [
+        Check(name="rcdt_agent", status="ok", detail=f"{__version__} in {Path(__file__).parent}"),
         python,
         *check_packages(),
         check_device(),
