@@ -13,8 +13,9 @@ from test_cli import rcdt
 
 from rcdt_agent import BC, TrajectoryDataset, make_config
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.evaluate import evaluate_run
 from rcdt_agent.experiments.report import write_report
-from rcdt_agent.experiments.runs import Run, RunOptions, evaluate_run, start_run, train_run
+from rcdt_agent.experiments.runs import Run, RunOptions, start_run, train_run
 from rcdt_agent.plots import plot_calibration
 from rcdt_agent.tasks.speed_limit import optimal_return, record_drivers
 

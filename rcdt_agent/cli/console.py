@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -45,3 +47,10 @@ def check_output(path: Path | None) -> None:
         raise InvalidArgumentError(
             f"`output` must be a file that can be written, got {path} ({error.strerror})."
         ) from error
+
+
+def check_budgets(budgets: Sequence[float]) -> None:
+    """Refuse cost budgets that are negative or not finite, before any work is done for them."""
+    for budget in budgets:
+        if not (math.isfinite(budget) and budget >= 0):
+            raise InvalidArgumentError(f"`budgets` must be >= 0, got {budget:g}.")

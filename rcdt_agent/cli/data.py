@@ -13,7 +13,7 @@ import tyro
 from rich.table import Table
 
 from rcdt_agent._io import versions, write_json
-from rcdt_agent.cli.console import check_output, console, echo
+from rcdt_agent.cli.console import check_budgets, check_output, console, echo
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.registry import TASKS, get_task
 
@@ -87,6 +87,7 @@ def inspect(
     from rcdt_agent.experiments.inspection import inspect_file
 
     path = output or Path(f"{file.stem}.png")
+    check_budgets(budgets)
     check_output(path)
     tables = inspect_file(
         file, path, task=task, budgets=budgets, cost_limit=cost_limit, alpha=alpha, gamma=gamma
@@ -111,7 +112,7 @@ def collect(
     penalties: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0),
     n_envs: int = 1,
     seed: int = 0,
-    per_cell: int | None = 6,
+    per_cell: Annotated[int | None, tyro.conf.arg(metavar="INT|None")] = 6,
     max_trajectories: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     resume: bool = False,
 ) -> int:

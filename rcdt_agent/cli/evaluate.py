@@ -7,11 +7,12 @@ from typing import Annotated
 
 import tyro
 
-from rcdt_agent.cli.console import check_output, echo, echo_error
+from rcdt_agent.cli.console import check_budgets, check_output, echo, echo_error
 from rcdt_agent.errors import InvalidArgumentError
 
 ENOUGH_EPISODES = 20
-"""Per token, below which a bootstrap bound of the mean is too optimistic to rely on."""
+"""Per token. Of simulated calibrations with exponential costs, 3 % chose a token that breaks the
+budget with 20 episodes, 8 % with 10 and 27 % with 3, where 95 % confidence allows 5 %."""
 
 OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
 OptionalEnv = Annotated[str | None, tyro.conf.arg(metavar="ID")]
@@ -42,6 +43,7 @@ def evaluate(
     from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run
     from rcdt_agent.experiments.runs import Run, open_agent
 
+    check_budgets(budgets)
     check_output(output)
     loaded = open_agent(agent)
     report = evaluate_run(
@@ -64,7 +66,7 @@ def calibrate(
     *,
     env: OptionalEnv = None,
     budgets: tuple[float, ...] = (),
-    episodes: int = 50,
+    episodes: int = 20,
     seed: int = 1_000_000,
     confidence: float = 0.95,
     output: OptionalPath = None,
@@ -86,6 +88,7 @@ def calibrate(
     from rcdt_agent.experiments.evaluate import find_simulator
     from rcdt_agent.experiments.runs import open_budget_conditioned
 
+    check_budgets(budgets)
     target = _calibrated_file(agent, output, in_place)
     check_output(target)
     loaded = open_budget_conditioned(agent, "calibrated")

@@ -15,7 +15,6 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.deploy.conditioning import Conditioning
-from rcdt_agent.deploy.wrappers import check_budget
 from rcdt_agent.plots import plot_return_cost, save_figure
 from rcdt_agent.tasks.registry import get_task, guess_task
 
@@ -38,16 +37,15 @@ def inspect_file(
         file: HDF5 file in DSRL's layout.
         picture: PNG to write.
         task: Task whose budgets are shown; default: guessed from the file name.
-        budgets: Cost budgets to look at; default: the task's, or some that fit the data.
+        budgets: Cost budgets to look at, >= 0; default: the task's, or some that fit the data.
         cost_limit: c_lim of the weights; default: the middle budget.
         alpha: Of the weights; default: the configuration's, as `gamma`.
         gamma: Of the weights.
 
     Raises:
         DatasetError: The file cannot be read.
-        InvalidArgumentError: A negative budget, or no such task.
+        UnknownTaskError: There is no such task.
     """
-    check_budget(budgets)
     dataset = TrajectoryDataset.from_hdf5(file)
     known = get_task(task) if task else guess_task(file.name)
     shown = tuple(sorted(budgets)) or (known.budgets if known else fitting_budgets(dataset))

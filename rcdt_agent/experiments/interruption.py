@@ -16,8 +16,8 @@ class StopOnSignal(BaseCallback):
     """Ends training after the step under way when the process is told to stop.
 
     As a context it takes SIGINT and SIGTERM over: in the middle of a step the agent cannot be
-    saved. A second signal acts at once. Outside the main thread, where Python allows no handlers,
-    it does nothing.
+    saved. A second signal acts at once. A signal that the process ignores (a job in the background)
+    stays ignored. Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,9 @@ class StopOnSignal(BaseCallback):
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+            for number in SIGNALS:
+                if signal.getsignal(number) != signal.SIG_IGN:
+                    self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:

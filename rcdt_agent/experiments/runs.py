@@ -49,6 +49,13 @@ class RunOptions:
     preset: str | None = None
     command: str | None = None
 
+    def __post_init__(self) -> None:
+        """Refuse values outside their rules before anything is trained."""
+        for name in ("checkpoint_every", "episodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"`{name}` must be >= 1, got {value}.")
+
     @property
     def method(self) -> str:
         """The variant of RCDT, or the algorithm's name."""
