@@ -430,8 +430,11 @@ def test_train_on_a_file_of_ones_own(tmp_path):
     folder = tmp_path / "run"
     result = rcdt("train", str(tmp_path / "mine.hdf5"), *SMALL, "--output", str(folder))
     assert result.returncode == 0, result.stderr
-    assert "No simulator is known" in result.stdout
+    assert "Not evaluated: No simulator is known" in result.stdout
     assert (folder / "agent.zip").exists() and (folder / "curves.png").exists()
+    asked = rcdt("evaluate", str(folder))
+    assert (asked.returncode, asked.stdout) == (2, "")
+    assert asked.stderr.startswith("error: No simulator is known for this data: name one (`--env`)")
 
 
 @pytest.mark.parametrize(

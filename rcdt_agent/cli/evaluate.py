@@ -46,11 +46,7 @@ def evaluate(
     check_budgets(budgets)
     check_output(output)
     loaded = open_agent(agent)
-    report = evaluate_run(
-        loaded, env, budgets=budgets or None, n_episodes=episodes, seed=seed, echo=echo
-    )
-    if report is None:
-        return 1
+    report = evaluate_run(loaded, env, budgets=budgets or None, n_episodes=episodes, seed=seed)
     if output is not None:
         report.to_json(output)
     elif agent.is_dir():

@@ -16,7 +16,7 @@ import tyro
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.cli.console import check_output, echo
 from rcdt_agent.config import make_config
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 
 if TYPE_CHECKING:
     from rcdt_agent.experiments.runs import Run
@@ -180,8 +180,11 @@ def _train(run: "Run", agent: Any) -> int:
         agent = train_run(run, agent)
         episodes = run.options().episodes
         if episodes is not None:
-            report = evaluate_run(agent, n_episodes=episodes, echo=echo)
-            if report is not None:
+            try:
+                report = evaluate_run(agent, n_episodes=episodes)
+            except (InvalidArgumentError, SimulatorError) as error:
+                echo(f"Not evaluated: {error}")
+            else:
                 add_to_report(run, agent, report)
                 echo(report.as_table())
         for path in draw_run(run):

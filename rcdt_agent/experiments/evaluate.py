@@ -5,13 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rcdt_agent._io import read_json, write_text
-from rcdt_agent.errors import InvalidArgumentError, SimulatorError, UnknownTaskError
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.experiments.sources import AnyAlgorithm
@@ -46,8 +45,8 @@ def find_simulator(agent: AnyAlgorithm, env: str | None = None) -> Simulator:
     if env is None:
         if agent.task is None:
             raise InvalidArgumentError(
-                "No simulator is known for this data: evaluate in your own loop with "
-                "`agent.evaluate`."
+                "No simulator is known for this data: name one (`--env`), or evaluate in an "
+                "environment of your own with `agent.evaluate`."
             )
         env = agent.task.id
     try:
@@ -67,9 +66,8 @@ def evaluate_run(
     n_episodes: int = 20,
     seed: int = 0,
     progress_bar: bool = True,
-    echo: Callable[[str], None] = lambda line: None,
-) -> BudgetReport | None:
-    """Evaluate where there is a simulator; otherwise say why not, and return None.
+) -> BudgetReport:
+    """Evaluate an agent where `find_simulator` finds that it can be.
 
     Args:
         agent: A trained agent.
@@ -78,25 +76,20 @@ def evaluate_run(
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
         progress_bar: Show finished episodes.
-        echo: Takes the reason.
+
+    Raises:
+        InvalidArgumentError: No simulator is known, or an argument breaks its rule.
+        SimulatorError: It is not installed, or does not start.
     """
-    try:
-        simulator = find_simulator(agent, env)
-    except InvalidArgumentError as error:
-        echo(str(error))
-        return None
-    try:
-        return agent.evaluate(
-            simulator.env,
-            budgets or simulator.budgets,
-            n_episodes,
-            seed,
-            progress_bar=progress_bar,
-            subprocesses=simulator.subprocesses,
-        )
-    except SimulatorError as error:
-        echo(f"Not evaluated: {error}")
-        return None
+    simulator = find_simulator(agent, env)
+    return agent.evaluate(
+        simulator.env,
+        budgets or simulator.budgets,
+        n_episodes,
+        seed,
+        progress_bar=progress_bar,
+        subprocesses=simulator.subprocesses,
+    )
 
 
 def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
