@@ -66,7 +66,7 @@ def _make_train(
     settings: Any = Annotated[type(default), tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
 
     def train(
-        data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="DATA")] = None,
+        data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = None,
         *,
         algorithm: str = choice.algorithm,
         config: settings = default,
@@ -84,9 +84,9 @@ def _make_train(
 
         Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
 
-        A letter after a setting says where its default is from: (P) the paper, (C) the CDT code
-        that it builds on, (Q) the Q-regularised transformer, (I) our inference. {None}|FLOAT
-        takes a number or the word None.
+        A letter after a setting says where its value in preset `paper` is from: (P) the paper,
+        (C) the CDT code that it builds on, (Q) the Q-regularised transformer, (I) our inference.
+        {None}|FLOAT takes a number or the word None.
 
         Args:
             data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
@@ -95,9 +95,8 @@ def _make_train(
             preset: Sizes: as published, for two CPU cores in minutes, or for tests.
             dataset: An HDF5 file to use instead of the task's own.
             output: Run folder; by default runs/<data>-<algorithm or variant>-<seed>.
-            resume: Continue this run folder as it was started. --total-steps moves its goal: the
-                run goes on to so many steps in all. --episodes, --evaluate, --checkpoint-every
-                and --device can change too; everything else is refused.
+            resume: Continue this run folder as it was started, or on to --total-steps in all.
+                Only --episodes, --evaluate, --checkpoint-every and --device can change besides.
             seed: The same seed gives the same agent.
             device: auto, cpu or cuda.
             checkpoint_every: Steps between checkpoints.
