@@ -73,8 +73,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     warnings.showwarning = _show_warning
     try:
-        code = run_command(sys.argv[1:])
-        sys.stdout.flush()
+        try:
+            code = run_command(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
     except RCDTError as error:
         echo_error(str(error))
         code = 2

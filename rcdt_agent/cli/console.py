@@ -11,7 +11,13 @@ from rich.console import Console
 
 from rcdt_agent.errors import InvalidArgumentError
 
-console = Console()
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # `main` knows what to do
+
+
+console = _Console()
 
 
 def echo(text: str) -> None:
