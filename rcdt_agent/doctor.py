@@ -8,11 +8,14 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rcdt_agent.tasks.download import dataset_dir
 from rcdt_agent.tasks.registry import DSRL_TASKS, SUITES, Suite
 from rcdt_agent.tasks.simulators import is_installed
+from rcdt_agent.version import __version__
 
 PROBE_TASKS: dict[Suite, str] = {
     "bullet": "OfflineBallRun-v0",
@@ -119,15 +122,16 @@ def check_datasets() -> Check:
     )
 
 
-def run_checks() -> list[Check]:
-    """Every check, cheap ones first."""
+def run_checks(simulators: Sequence[Suite] = SUITES) -> list[Check]:
+    """Every check, cheap ones first, and those of the named simulators."""
     python = Check(
         name="python", status="ok", detail=f"{platform.python_version()} on {platform.platform()}"
     )
     return [
+        Check(name="rcdt_agent", status="ok", detail=f"{__version__} in {Path(__file__).parent}"),
         python,
         *check_packages(),
         check_device(),
         check_datasets(),
-        *(check_simulator(suite) for suite in SUITES),
+        *(check_simulator(suite) for suite in simulators),
     ]

@@ -14,14 +14,15 @@ needs_browser = pytest.mark.skipif(
 )
 
 
-def chromium(path, scratch, *arguments, dark=False):
-    """Open a local page with extra arguments; returns what was printed."""
+def chromium(path, scratch, *arguments, dark=False, query=None):
+    """Open a local page with extra arguments, searching it if asked; returns what was printed."""
+    address = path.as_uri() + (f"?q={query}" if query else "")
     result = subprocess.run(
         [
             CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
             f"--user-data-dir={scratch / 'profile'}",
             f"--blink-settings=preferredColorScheme={0 if dark else 1}",
-            *arguments, path.as_uri(),
+            *arguments, address,
         ],
         capture_output=True, text=True, timeout=120, check=True,
     )  # fmt: skip

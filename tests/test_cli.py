@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import warnings
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
-from rcdt_agent.cli import COMMANDS
-from rcdt_agent.doctor import Check, check_datasets, check_simulator
+from rcdt_agent.cli import COMMANDS, main, run_command
+from rcdt_agent.doctor import Check, check_datasets, check_simulator, run_checks
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 from rcdt_agent.tasks.install import install_commands, install_simulators
+from rcdt_agent.version import __version__
 
 
 def rcdt(*arguments, **environment):
@@ -69,15 +72,55 @@ def test_nobody_imports_the_command_line():
                 assert "rcdt_agent.experiments" not in path.read_text(), inside
 
 
-def test_tasks_table():
-    result = rcdt("tasks", "--suite", "metadrive")
+def test_the_task_list_is_plain_text_of_80_columns():
+    """Ids are whole in a narrow terminal and in a pipe, one line a task."""
+    result = rcdt("tasks", "--suite", "metadrive", COLUMNS="80")
     assert result.returncode == 0
-    assert result.stdout.count("OfflineMetadrive-") == 9
-    assert "SafeMetaDrive-easysparse-v0-85-1000.hdf5" in result.stdout
-    assert "10 20 40" in result.stdout
-    everything = rcdt("tasks").stdout
-    assert everything.count("Offline") == 38
-    assert "rcdt_agent/SpeedLimit-v0" in everything
+    head, *rows = result.stdout.splitlines()
+    assert head.split() == ["task", "steps", "return", "cost", "budgets"]
+    assert [row.split()[0] for row in rows] == [
+        f"OfflineMetadrive-{road}{traffic}-v0"
+        for road in ("easy", "medium", "hard")
+        for traffic in ("sparse", "mean", "dense")
+    ]
+    assert rows[0].split()[1:] == ["1000", "20.1..425.8", "0..82.4", "10", "20", "40"]
+    everything = rcdt("tasks", COLUMNS="80").stdout.splitlines()
+    assert len(everything) == 1 + 39
+    assert max(map(len, everything)) < 80
+    assert sum("Offline" in line for line in everything) == 38
+    assert everything[-1].startswith("rcdt_agent/SpeedLimit-v0 ")
+    (hopper,) = [line for line in everything if "hopper" in line.lower()]
+    assert hopper.split()[0] == "OfflineHopperVelocityGymnasium-v1"
+    files = rcdt("tasks", "--files", COLUMNS="80").stdout
+    assert "OfflineMetadrive-easysparse-v0 " in files
+    assert " SafeMetaDrive-easysparse-v0-85-1000.hdf5\n" in files
+
+
+@pytest.mark.parametrize("arguments", [["tasks"], ["train", "--help"]])
+def test_a_reader_that_stops_early_is_no_error(arguments):
+    """As in `rcdt tasks | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    result = subprocess.run(
+        [sys.executable, "-m", "rcdt_agent", *arguments],
+        stdout=writer, stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    os.close(writer)
+    assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_help_explains_its_marks(capsys):
+    """No `{None}|PATH` for what is simply optional, and the letters of the sources are said."""
+    texts = {}
+    for command in ("train", *COMMANDS):
+        with pytest.raises(SystemExit):
+            run_command([command, "--help"])
+        texts[command] = capsys.readouterr().out
+        shown = texts[command].split("--total-steps")[0]  # settings follow, where None is a value
+        assert "{None}|" not in shown.replace("{None}|FLOAT", ""), command
+    text = " ".join(texts["train"].split())
+    for words in ("(P) the paper", "(C) the CDT code", "(I) our inference", "the word None"):
+        assert words in text
 
 
 @pytest.mark.simulator
@@ -102,6 +145,13 @@ def test_doctor_says_what_is_broken(tmp_path):
     assert result.returncode == 1
     assert "no engine" in result.stdout
     assert "broken" in result.stdout
+
+
+def test_doctor_shows_the_packages_own_version():
+    own, python = run_checks(simulators=())[:2]
+    assert (own.name, own.status) == ("rcdt_agent", "ok")
+    assert own.detail.startswith(f"{__version__} in ") and own.detail.endswith("rcdt_agent")
+    assert python.name == "python"
 
 
 def test_missing_simulator_is_not_a_fault(monkeypatch):
@@ -149,3 +199,56 @@ def test_install_refuses_nonsense(tmp_path):
     with pytest.raises(InvalidArgumentError, match="`constraints` must be a file"):
         install_commands(["bullet"], constraints=tmp_path / "none.txt")
     assert rcdt("install-simulators", "gazebo").returncode == 2
+
+
+@pytest.fixture
+def restored(monkeypatch):
+    """Puts back what `main` changes in a process."""
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["train", "SpeedLimit", "--output", "/proc/foo"], "`output` must be a file that can be"),
+        (["train", "SpeedLimit", "--output", "taken"], "(Not a directory)"),
+        (["train", "SpeedLimit", "--episodes", "0"], "`episodes` must be >= 1, got 0."),
+        (["train", "SpeedLimit", "--checkpoint-every", "0"], "`checkpoint_every` must be >= 1"),
+        (["train", "--resume", "damaged"], "damaged/run.json does not describe a run ("),
+        (["inspect", "data.hdf5", "--output", "/proc/foo/a.png"], "got /proc/foo/a.png (No such"),
+        (["inspect", "data.hdf5", "--budgets", "-5"], "`budgets` must be >= 0, got -5."),
+        (["evaluate", "none"], "none: there is no such run folder or checkpoint."),
+        (["evaluate", "damaged"], "damaged/run.json does not describe a run ("),
+        (["evaluate", "none", "--budgets", "3", "-5"], "`budgets` must be >= 0, got -5."),
+        (["evaluate", "none", "--output", "/proc/foo/a.json"], "got /proc/foo/a.json (No such"),
+        (["evaluate", "none", "--output", "damaged"], "must be a file, got the folder damaged."),
+        (["calibrate", "none", "--budgets", "nan"], "`budgets` must be >= 0, got nan."),
+        (["calibrate", "none", "--in-place", "--output", "a"], "Give either `--output` or"),
+        (["report", "none", "--output", "/proc/foo/a.html"], "got /proc/foo/a.html (No such"),
+        (["export", "none", "--output", "/proc/foo/a.onnx"], "got /proc/foo/a.onnx (No such"),
+        (["benchmark", "--output", "/proc/foo", "--tasks", "SpeedLimit"], "/proc/foo"),
+        (["tune", "SpeedLimit", "--output", "/proc/foo"], "/proc/foo"),
+        (["collect", "BallRun", "--output", "/proc/foo/a.hdf5"], "/proc/foo"),
+        (["convert", "x.hdf5", "y.csv"], "`target` must be an HDF5 file (.hdf5, .h5) or a Minari"),
+        (["convert", "x.csv", "y.hdf5"], "`source` must be an HDF5 file (.hdf5, .h5) or a Minari"),
+        (["convert", "data.hdf5", "/proc/foo/y.hdf5"], "got /proc/foo/y.hdf5 (No such"),
+    ],
+)
+def test_a_failure_is_one_line_with_exit_code_2(
+    arguments, words, tmp_path, monkeypatch, capsys, restored
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["rcdt", *arguments])
+    (tmp_path / "taken").write_text("precious")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text("{")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit) as exit_:
+        main()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert exit_.value.code == 2
+    assert line.startswith("error: ") and words in line
+    assert sorted(tmp_path.rglob("*")) == before

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import re
+import shlex
 import subprocess
 import sys
 import zipfile
@@ -13,11 +15,12 @@ from operator import attrgetter
 from urllib.parse import unquote, urlsplit
 
 import pytest
+from browser import chromium, needs_browser
 from conftest import QUICK
 from stable_baselines3.common.logger import KVWriter, Logger
 from test_examples import ROOT, python_blocks
 
-from rcdt_agent import RCDT, algorithms, losses, make_config
+from rcdt_agent import RCDT, algorithms, cli, losses, make_config
 from rcdt_agent.callbacks import BudgetEvalCallback
 from rcdt_agent.cli import COMMANDS, run_command
 from rcdt_agent.config import VARIANTS
@@ -106,10 +109,39 @@ def options():
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.name)
 def test_commands_and_their_options_exist(page, options, capsys):
     for words in commands_of(page.read_text()):
+        if words == ["--version"]:
+            continue
         assert words[0] in {"train", *COMMANDS}, words
         used = {word.split("=")[0] for word in words if word.startswith("--")}
         missing = used - options(words, capsys) - {"--help"}
         assert not missing, f"rcdt {' '.join(words)}: no {missing}"
+
+
+def only_parsed(command):
+    """The command with its arguments, but without what it does."""
+
+    @functools.wraps(command)
+    def parsed(*args, **kwargs):
+        return 0
+
+    return parsed
+
+
+def test_the_command_line_page_has_an_example_of_every_command_that_parses(monkeypatch):
+    text = (ROOT / "docs" / "command_line.md").read_text()
+    make_train = cli.train_command
+    monkeypatch.setattr(cli, "train_command", lambda words: only_parsed(make_train(words)))
+    monkeypatch.setattr(
+        cli, "COMMANDS", {name: only_parsed(command) for name, command in COMMANDS.items()}
+    )
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in "".join(blocks).splitlines()]
+    assert all(words[0] == "rcdt" for words in lines)
+    for words in lines:
+        assert run_command(words[1:]) == 0, words
+    assert {words[1] for words in lines} == {"train", *COMMANDS}
+    table = text.split("\n## ")[0]
+    assert set(re.findall(r"`rcdt (\w[\w-]*)`", table)) == {"train", *COMMANDS}
 
 
 def test_attributes_of_an_agent_exist(drivers):
@@ -257,15 +289,22 @@ class Page(HTMLParser):
                 self.anchors.add(value)
 
 
-@pytest.mark.slow
-def test_the_site_builds_and_its_links_lead_somewhere(tmp_path):
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder that the documentation was built into."""
     pytest.importorskip("mkdocs", reason="the documentation's tools are not installed")
+    folder = tmp_path_factory.mktemp("site")
     result = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(tmp_path)],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-d", str(folder)],
         cwd=ROOT, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
-    pages = {path: Page(path.read_text()) for path in tmp_path.rglob("*.html")}
+    return folder
+
+
+@pytest.mark.slow
+def test_the_site_builds_and_its_links_lead_somewhere(site):
+    pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     for path, page in pages.items():
         if path.name == "404.html":
             continue  # its links are those of the site's root
@@ -274,15 +313,34 @@ def test_the_site_builds_and_its_links_lead_somewhere(tmp_path):
             if parts.scheme or parts.netloc:
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
-            target = target / "index.html" if target.is_dir() else target
-            assert target.is_file(), f"{path.relative_to(tmp_path)} -> {link}"
+            # A browser that reads a folder shows its listing, not its index.html.
+            assert target.is_file(), f"{path.relative_to(site)} -> {link}"
             if parts.fragment and target in pages:
                 assert unquote(parts.fragment) in pages[target].anchors, f"{path} -> {link}"
-    home = tmp_path / "index.html"
+    home = site / "index.html"
     reached = {(home.parent / urlsplit(link).path).resolve() for link in pages[home].links}
     for source in PAGES:  # every page was built, and the navigation leads to it
-        built = tmp_path if source.stem == "index" else tmp_path / source.stem
-        assert built / "index.html" in pages and built in reached, source.name
+        built = site / f"{source.stem}.html"
+        assert built in pages and built in reached, source.name
+
+
+@pytest.mark.slow
+def test_the_site_fetches_nothing(site):
+    for path in site.rglob("*.html"):
+        text = path.read_text()
+        assert not re.search(
+            r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"?(?:https?:)?//", text
+        )
+
+
+@needs_browser
+@pytest.mark.slow
+def test_the_site_can_be_searched_from_its_folder(site, tmp_path):
+    """Opened as a file, without a server: the search finds the page and links to it."""
+    page = site / "quickstart.html"
+    dom = chromium(page, tmp_path, "--virtual-time-budget=20000", "--dump-dom", query="calibrate")
+    found = Page(dom.split('class="md-search-result__list"')[1].split("</ol>")[0]).links
+    assert any("command_line.html" in link for link in found), found
 
 
 def test_readme_links_lead_somewhere():

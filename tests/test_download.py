@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from rcdt_agent.errors import DownloadError, InvalidArgumentError
-from rcdt_agent.tasks import download
+from rcdt_agent.tasks import download, waiting
 from rcdt_agent.tasks.download import MIRRORS, dataset_dir, download_dataset
 
 NAME = "SafetyBallRun-v0-80-940.hdf5"
@@ -208,10 +208,10 @@ def partial(cache: Path) -> Path:
     return cache / f"{NAME}.partial"
 
 
-def fail(cache: Path) -> str:
+def fail(cache: Path, *, timeout: float | None = None, progress: bool = False) -> str:
     """Download, expect a failure without a final file, and return the error's text."""
     with pytest.raises(DownloadError) as caught:
-        download_dataset(NAME, progress=False)
+        download_dataset(NAME, progress=progress, timeout=timeout)
     assert not (cache / NAME).exists()
     return str(caught.value)
 
@@ -354,6 +354,66 @@ def test_silence_counts_as_a_cut(first: Mirror, payload: bytes, sent: int) -> No
     assert download_dataset(NAME, progress=False, timeout=0.2).read_bytes() == payload
     assert 0.2 <= time.monotonic() - started < 3
     assert first.asked == [None, f"bytes={sent}-" if sent else None]
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """The base URL of a server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
+
+
+def test_a_silent_server_is_given_up_after_the_stated_time(
+    silent: str, second: Mirror, cache: Path, payload: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is asked once: a second question would only be waited for again."""
+    monkeypatch.setenv("RCDT_DATASET_URL", silent)
+    monkeypatch.setenv("RCDT_DATASET_TIMEOUT", "0.4")
+    started = time.monotonic()
+    assert f"{silent}{NAME}: no answer within 0.4 s" in fail(cache)
+    assert 0.4 <= time.monotonic() - started < 0.8
+    monkeypatch.setenv("RCDT_DATASET_URL", f"{silent} {second.url}")
+    assert download_dataset(NAME, progress=False).read_bytes() == payload
+
+
+def test_the_default_wait_for_silent_mirrors_is_well_under_a_minute() -> None:
+    """Also where they send a header first."""
+    attempts = download._SILENT_ATTEMPTS
+    per_mirror = attempts * download._seconds(None) + 0.5 * (attempts - 1)
+    assert len(MIRRORS) * download._seconds(None) <= 20
+    assert len(MIRRORS) * per_mirror < 45
+
+
+def test_a_server_that_falls_silent_is_asked_twice(
+    first: Mirror, second: Mirror, cache: Path
+) -> None:
+    """It may have been a hiccup; three whole timeouts would be too long."""
+    first.sends, first.gate, second.statuses = [0], threading.Event(), [404]
+    text = fail(cache, timeout=0.2)
+    assert f"{first.url}{NAME}: connection cut: it fell silent (attempt 2 of 2)" in text
+    assert len(first.asked) == 2
+
+
+def test_waiting_is_explained(
+    silent: str, cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Host, limit and time gone by are said once an answer is late, and only then."""
+    monkeypatch.setattr(waiting, "_PATIENCE", 0.05)
+    monkeypatch.setenv("RCDT_DATASET_URL", silent)
+    fail(cache, timeout=0.3, progress=True)
+    host = silent.removeprefix("http://").rstrip("/")
+    text = f"waiting for {host} (gives up after 0.3 s without an answer): 00:00"
+    assert text in capsys.readouterr().err
+    fail(cache, timeout=0.3)
+    assert "waiting" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["soon", "0", "-3", "nan", "inf"])
+def test_rejects_timeouts_of_the_environment(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those given by argument."""
+    monkeypatch.setenv("RCDT_DATASET_TIMEOUT", value)
+    with pytest.raises(InvalidArgumentError, match="`RCDT_DATASET_TIMEOUT` must be "):
+        download_dataset(NAME)
 
 
 def test_back_off_doubles(
@@ -547,7 +607,8 @@ def test_error_when_every_mirror_fails(first: Mirror, second: Mirror, cache: Pat
         f"Could not download {NAME}:",
         f"  {first.url}{NAME}: HTTP 404 Not Found",
         f"  {second.url}{NAME}: HTTP 403 Forbidden",
-        f"Put {NAME} into {cache}, or set RCDT_DATASET_URL to a base URL that serves it.",
+        f"Put {NAME} into {cache}, give a file from elsewhere (`dataset=`, `--dataset`), or set "
+        "RCDT_DATASET_URL to a base URL that serves it.",
     ]
     assert files(cache) == []
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from test_cli import rcdt
 
+from rcdt_agent import RCDT
 from rcdt_agent.data import TrajectoryDataset
-from rcdt_agent.experiments.inspection import inspect_file
+from rcdt_agent.experiments.inspection import fitting_budgets, inspect_file
 from rcdt_agent.tasks.registry import guess_task
 from rcdt_agent.tasks.speed_limit import record_drivers
 
@@ -46,20 +49,56 @@ def test_figures(drivers, tmp_path):
     assert figures["transitions"] == ("3600",)
     assert figures["ended by the task / cut"] == ("0 / 60",)
     within = data.episode_costs <= 20
-    assert coverage["20"][0] == f"{within.mean():.0%}"
-    assert coverage["20"][1] == f"{data.episode_returns[within].max():.1f}"
-    target = data.outcomes.target_return(20.0, 0.9)
-    assert (
-        np.quantile(data.episode_returns[within], 0.9) <= target
-    )  # it never falls with the budget
-    assert coverage["20"][2:] == (f"{target:.1f}", f"{data.coverage(target, 20.0):.3f}")
+    head, shares = coverage["budget"], coverage["20"]
+    assert head == (
+        "within", "best return", "cost asked for", "return asked for", "alpha_F there",
+    )  # fmt: skip
+    assert shares[0] == f"{within.mean():.0%}"
+    assert shares[1] == f"{data.episode_returns[within].max():.4g}"
+
+
+def test_what_is_asked_for_is_what_the_default_agent_asks_for(drivers, tmp_path):
+    """Margin and quantile included: an agent of `rcdt train`'s defaults on the same data."""
+    path, data = drivers
+    agent = RCDT(preset="cpu")
+    agent.set_dataset(data)
+    table = inspect_file(path, tmp_path / "plane.png", budgets=(20.0, 7.5))
+    rows = {row[0]: row[1:] for row in list(table.values())[1][1:]}
+    assert list(rows) == ["7.5", "20"]
+    for budget in (7.5, 20.0):
+        token = float(agent.policy.conditioning.token(budget))
+        target = agent.resolve_target(budget)
+        assert token < budget  # the default holds some of it back
+        assert rows[f"{budget:g}"][2:] == (
+            f"{token:.4g}", f"{target:.4g}", f"{data.coverage(target, token):.3f}",
+        )  # fmt: skip
+
+
+def test_budgets_fit_data_of_no_known_task(tmp_path):
+    arrays = record_drivers(40)
+    arrays["costs"] = arrays["costs"] / 100  # the dearest trajectory costs less than 1
+    data = TrajectoryDataset.from_arrays(**arrays)
+    data.to_hdf5(tmp_path / "arm.hdf5")
+    tables = inspect_file(tmp_path / "arm.hdf5", tmp_path / "arm.png")
+    (title, _), (_, rows) = tables.items()
+    assert title == "arm.hdf5 (of no known task)"
+    budgets = [float(row[0]) for row in rows[1:]]
+    assert budgets == pytest.approx(np.quantile(data.episode_costs, (0.25, 0.5, 0.75)), rel=0.05)
+    assert 0 < budgets[0] < budgets[2] < 1
+    free = TrajectoryDataset.from_arrays(**{**arrays, "costs": 0 * arrays["costs"]})
+    assert fitting_budgets(free) == (0.0,)
+    free.to_hdf5(tmp_path / "free.hdf5")
+    inspect_file(tmp_path / "free.hdf5", tmp_path / "free.png")
 
 
 def test_command(drivers, tmp_path):
     path, _ = drivers
-    result = rcdt("inspect", str(path), "--output", str(tmp_path / "out.png"))
+    result = rcdt(
+        "inspect", str(path), "--output", str(tmp_path / "out.png"), "--budgets", "3", "9"
+    )
     assert result.returncode == 0, result.stderr
     assert "OfflineBallRun-v0" in result.stdout
+    assert re.search(r"│ 3 +│", result.stdout) and re.search(r"│ 9 +│", result.stdout)
     assert (tmp_path / "out.png").exists()
 
 

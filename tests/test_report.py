@@ -13,8 +13,9 @@ from test_cli import rcdt
 
 from rcdt_agent import BC, TrajectoryDataset, make_config
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run
 from rcdt_agent.experiments.report import write_report
-from rcdt_agent.experiments.runs import Run, RunOptions, evaluate_run, start_run, train_run
+from rcdt_agent.experiments.runs import Run, RunOptions, start_run, train_run
 from rcdt_agent.plots import plot_calibration
 from rcdt_agent.tasks.speed_limit import optimal_return, record_drivers
 
@@ -64,7 +65,8 @@ class Tags(HTMLParser):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     command = "rcdt train SpeedLimit --preset tiny --batch-size 16"
-    options = RunOptions(data="SpeedLimit", config=make_config("tiny", **SMALL), command=command)
+    config = make_config("tiny", **SMALL)
+    options = RunOptions(data="SpeedLimit", config=config, preset="tiny", command=command)
     run, agent = start_run(options, folder)
     agent = train_run(run, agent, progress_bar=False)
     report = evaluate_run(agent, budgets=(2.0, 20.0), n_episodes=3)
@@ -100,8 +102,11 @@ def test_all_parts_are_there(run):
     ]  # fmt: skip
     assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
     changed, same, versions = page.tables[1:]
-    assert ["batch_size", "16", "2048"] in changed
-    assert ["kappa", "10.0"] in same
+    assert changed[0] == ["setting", "value", "default of preset tiny and variant rcdt-plus"]
+    assert sorted(changed[1:]) == [  # against what `rcdt train --preset tiny --help` shows
+        ["batch_size", "16", "128"], ["embedding_size", "16", "32"], ["total_steps", "120", "2000"],
+    ]  # fmt: skip
+    assert ["kappa", "10.0"] in same and ["learning_rate", "0.001"] in same
     assert {row[0] for row in versions[1:]} >= {"rcdt_agent", "torch", "numpy", "gymnasium"}
     for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
         assert words in text  # the pictures' letters are text, which can be searched and read out
@@ -146,7 +151,8 @@ def test_an_unfinished_run_without_evaluation_says_so(tmp_path):
     assert "Not evaluated yet" in text and f"rcdt evaluate {tmp_path}/run" in text
     assert "Unfinished: 120 steps were asked for" in text
     assert "Frontier" not in page.headings and "Training data" in page.headings
-    assert "Lambda" in page.headings and "Critics: TD loss" not in page.headings  # cdt has none
+    assert not {"Lambda", "Critics: TD loss"} & set(page.headings)  # cdt has no critics
+    assert page.tables[0][0][2] == "default of the class"  # no preset was recorded
     assert "<script>" not in text and "&lt;script&gt;" in text
     assert page.headings[0] == "<b>log & co.hdf5" and "<b>" not in text
 
@@ -165,6 +171,41 @@ def test_an_algorithm_without_targets_and_weights(tmp_path):
     assert "Loss" in page.headings and "Training data" in page.headings
     assert "weight W" not in text and "frontier of the data" in text
     assert ["width", "16", "256"] in page.tables[1]
+
+
+def test_entries_that_were_measured_otherwise_say_so(run, tmp_path):
+    """Budgets that were added with other episodes or seeds can be told from the first ones."""
+    before = run.report.read_text()
+    page = Tags((run.folder / "report.html").read_text())
+    assert "reset seeds" not in page.tables[0][0]
+    assert (
+        "3 episodes a budget, reset with seeds 0 to 2." in (run.folder / "report.html").read_text()
+    )
+    try:
+        report = evaluate_run(
+            run.agent(), budgets=(5.0,), n_episodes=2, seed=40, progress_bar=False
+        )
+        add_to_report(run, run.agent(), report)
+        text = write_report(run, tmp_path / "page.html").read_text()
+    finally:
+        run.report.write_text(before)
+    head, *rows = Tags(text).tables[0]
+    assert [(row[0], row[head.index("reset seeds")]) for row in rows] == [
+        ("2", "0 to 2"), ("5", "40 to 41"), ("20", "0 to 2"),
+    ]  # fmt: skip
+    assert "budgets kept on average over 2 or 3 episodes each." in text
+    assert "one episode for each of the reset seeds" in text
+
+
+def test_a_lambda_of_zero_is_explained(run, tmp_path, monkeypatch):
+    words = "so the penalty did not act"
+    log = run.log()
+    for value, said in ((0.0, True), (0.2, False)):
+        rows = [{**row, "train/lambda": value} for row in log]
+        monkeypatch.setattr(Run, "log", lambda _, rows=rows: rows)
+        text = write_report(run, tmp_path / "page.html").read_text()
+        assert "Lambda" in Tags(text).headings
+        assert (words in text) == said
 
 
 def test_what_is_no_run_is_refused(tmp_path):

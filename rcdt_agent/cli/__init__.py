@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import tyro
 
@@ -55,20 +59,43 @@ def run_command(arguments: Sequence[str]) -> int:
         app.command(name=name)(command)
     code: int = app.cli(
         prog="rcdt",
-        description="Train once offline, choose the cost budget later.",
+        description=(
+            "Train once offline, choose the cost budget later. `rcdt COMMAND --help` lists a "
+            "command's options, `rcdt --version` says which version this is."
+        ),
         args=arguments,
     )
     return code
 
 
 def main() -> None:
-    """Entry point: run a command, print the package's own errors as one line."""
+    """Entry point: run a command; a failure that a user can act on is one line, exit code 2."""
+    signal.signal(signal.SIGTERM, _terminate)
+    warnings.showwarning = _show_warning
     try:
-        code = run_command(sys.argv[1:])
+        try:
+            code = run_command(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
     except RCDTError as error:
         echo_error(str(error))
         code = 2
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except OSError as error:
+        echo_error(f"{error.filename}: {error.strerror}." if error.filename else str(error))
+        code = 2
     except KeyboardInterrupt:
         echo_error("interrupted")
-        code = 130
+        code = 128 + signal.SIGINT
     sys.exit(code)
+
+
+def _terminate(number: int, _frame: object) -> NoReturn:
+    """End as after an exception, so that files and processes are cleaned up."""
+    raise SystemExit(128 + number)
+
+
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    echo_error(str(message), "warning")

@@ -26,14 +26,16 @@ def benchmark(
     *,
     output: Path,
     tasks: tuple[str, ...] = (),
-    suite: Literal["bullet", "safety-gymnasium", "metadrive"] | None = None,
+    suite: Annotated[
+        Literal["bullet", "safety-gymnasium", "metadrive"] | None, tyro.conf.arg(metavar="SUITE")
+    ] = None,
     datasets: tuple[str, ...] = (),
     methods: tuple[str, ...] = ("bc", "bc-safe", "cdt", "wqdt", "wcdt", "qcdt", "rcdt"),
     seeds: tuple[int, ...] = (0, 1, 2),
     preset: Preset = "auto",
-    steps: int | None = None,
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     episodes: int = 20,
-    variant_of_data: str | None = None,
+    variant_of_data: Annotated[str | None, tyro.conf.arg(metavar="KIND:RHO")] = None,
     overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
     holdout: float = 0.0,
     workers: int = 1,
@@ -48,7 +50,7 @@ def benchmark(
     Args:
         output: Folder for everything.
         tasks: DSRL tasks or SpeedLimit, in any spelling.
-        suite: All tasks of a simulator family.
+        suite: All tasks of a simulator family: bullet, safety-gymnasium or metadrive.
         datasets: TASK=FILE: train on this HDF5 file instead of DSRL's own.
         methods: Variants of RCDT and other algorithms, with switches: cdt, rcdt+pareto, bc-safe,
             rcdt+eta=0.1, bc+width=64. bc-safe-each trains a policy for every budget.
@@ -104,10 +106,10 @@ def tune(
     data: Annotated[str, tyro.conf.Positional],
     *,
     output: Path,
-    dataset: Path | None = None,
+    dataset: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
     method: str = "rcdt",
     preset: Preset = "auto",
-    steps: int | None = None,
+    steps: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     trials: int = 20,
     episodes: int = 10,
     seed: int = 0,

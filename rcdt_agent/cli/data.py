@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from dataclasses import asdict
@@ -12,45 +13,64 @@ import tyro
 from rich.table import Table
 
 from rcdt_agent._io import versions, write_json
-from rcdt_agent.cli.console import console, echo
+from rcdt_agent.cli.console import check_budgets, check_output, console, echo
+from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.registry import TASKS, get_task
 
 if TYPE_CHECKING:
     from rcdt_agent.data.dataset import TrajectoryDataset
 
 SuiteName = Literal["bullet", "safety-gymnasium", "metadrive", "embedded"]
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT")]
 
 
-def tasks(*, suite: SuiteName | None = None) -> int:
+def tasks(
+    *,
+    suite: Annotated[SuiteName | None, tyro.conf.arg(metavar="SUITE")] = None,
+    files: bool = False,
+) -> int:
     """List the tasks: ids, episode length, published ranges and evaluation budgets.
 
+    One line a task in plain text, so that `rcdt tasks | grep -i hopper` finds what it should.
+
     Args:
-        suite: Only this simulator family.
+        suite: Only bullet, safety-gymnasium, metadrive or embedded.
+        files: Name each task's dataset file instead.
     """
-    table = Table("task", "suite", "steps", "return", "cost", "budgets", "dataset file")
+    head = ("task", "dataset file") if files else ("task", "steps", "return", "cost", "budgets")
+    rows = [head]
     for task in TASKS.values():
-        if suite in (None, task.suite):
-            table.add_row(
+        if suite not in (None, task.suite):
+            continue
+        if files:
+            rows.append((task.id, task.dataset_file or "-"))
+            continue
+        rows.append(
+            (
                 task.id,
-                task.suite,
                 str(task.episode_length),
-                " .. ".join(f"{value:.4g}" for value in task.return_range),
-                " .. ".join(f"{value:.4g}" for value in task.cost_range),
+                "..".join(f"{round(value, 1):g}" for value in task.return_range),
+                "..".join(f"{round(value, 1):g}" for value in task.cost_range),
                 " ".join(f"{budget:g}" for budget in task.budgets),
-                task.dataset_file,
             )
-    console.print(table)
+        )
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        echo(" ".join(cells).rstrip())
     return 0
 
 
 def inspect(
     file: Annotated[Path, tyro.conf.Positional],
     *,
-    output: Path | None = None,
-    task: str | None = None,
-    cost_limit: float | None = None,
-    alpha: float = 1.0,
-    gamma: float = 0.1,
+    output: OptionalPath = None,
+    task: Annotated[str | None, tyro.conf.arg(metavar="ID")] = None,
+    budgets: tuple[float, ...] = (),
+    cost_limit: OptionalFloat = None,
+    alpha: OptionalFloat = None,
+    gamma: OptionalFloat = None,
 ) -> int:
     """Describe a dataset file and draw its return-cost plane.
 
@@ -58,14 +78,20 @@ def inspect(
         file: HDF5 file in DSRL's layout.
         output: PNG to write; by default the file's name with .png in the current folder.
         task: Task whose budgets are shown; guessed from the file name.
+        budgets: Cost budgets to look at; by default the task's, or without a task round figures
+            near the quartiles of the data's costs.
         cost_limit: c_lim of the trajectory weights; by default the middle budget.
-        alpha: Sensitivity of the weights to return.
-        gamma: Sensitivity of the weights to cost.
+        alpha: Sensitivity of the weights to return; by default the configuration's.
+        gamma: Sensitivity of the weights to cost; by default the configuration's.
     """
     from rcdt_agent.experiments.inspection import inspect_file
 
     path = output or Path(f"{file.stem}.png")
-    tables = inspect_file(file, path, task=task, cost_limit=cost_limit, alpha=alpha, gamma=gamma)
+    check_budgets(budgets)
+    check_output(path)
+    tables = inspect_file(
+        file, path, task=task, budgets=budgets, cost_limit=cost_limit, alpha=alpha, gamma=gamma
+    )
     for title, rows in tables.items():
         table = Table(*rows[0], title=title)
         for row in rows[1:]:
@@ -80,12 +106,14 @@ def collect(
     *,
     output: Path,
     steps: int = 100_000,
-    behaviour: Literal["scripted", "idm", "ppo", "random"] | None = None,
+    behaviour: Annotated[
+        Literal["scripted", "idm", "ppo", "random"] | None, tyro.conf.arg(metavar="NAME")
+    ] = None,
     penalties: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0),
     n_envs: int = 1,
     seed: int = 0,
-    per_cell: int | None = 6,
-    max_trajectories: int | None = None,
+    per_cell: Annotated[int | None, tyro.conf.arg(metavar="INT|None")] = 6,
+    max_trajectories: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
     resume: bool = False,
 ) -> int:
     """Collect a dataset of one's own in a task's simulator, in DSRL's layout.
@@ -97,8 +125,8 @@ def collect(
         output: HDF5 file to write; <output>.json beside it says how it was made.
         steps: Environment steps to record; ppo divides them among the penalties, and needs the
             default or more before costs and returns spread.
-        behaviour: By default scripted for Bullet's Ball and Car and for Safety-Gymnasium's Circle
-            and Goal tasks, idm for MetaDrive, ppo otherwise.
+        behaviour: scripted, idm, ppo or random; by default scripted for Bullet's Ball and Car and
+            for Safety-Gymnasium's Circle and Goal tasks, idm for MetaDrive, ppo otherwise.
         penalties: Reward taken off for each unit of cost; ppo trains once with each.
         n_envs: Environments in parallel.
         seed: The same seed gives the same dataset.
@@ -180,12 +208,27 @@ def convert(
     """
     from rcdt_agent.data import TrajectoryDataset
 
-    is_file = {name: Path(name).suffix in (".hdf5", ".h5") for name in (source, target)}
-    read = TrajectoryDataset.from_hdf5 if is_file[source] else TrajectoryDataset.from_minari
-    data = read(source)
-    if is_file[target]:
+    from_file, to_file = _is_hdf5("source", source), _is_hdf5("target", target)
+    if to_file:
+        check_output(Path(target))
+    data = (
+        TrajectoryDataset.from_hdf5(source) if from_file else TrajectoryDataset.from_minari(source)
+    )
+    if to_file:
         data.to_hdf5(target)
     else:
         data.to_minari(target)
     echo(f"{len(data)} trajectories, {data.n_transitions} steps: {target}")
     return 0
+
+
+def _is_hdf5(argument: str, name: str) -> bool:
+    """Whether a name is that of an HDF5 file; otherwise it has to be a Minari id."""
+    if Path(name).suffix in (".hdf5", ".h5"):
+        return True
+    if not re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", name):
+        raise InvalidArgumentError(
+            f"`{argument}` must be an HDF5 file (.hdf5, .h5) or a Minari id with its version "
+            f"(robot/pick-v0), got {name!r}. Other tables: `TrajectoryDataset.from_arrays`."
+        )
+    return False

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import tyro
 
-from rcdt_agent.cli.console import echo
+from rcdt_agent.cli.console import check_output, echo
 
 
 def export(
     agent: Annotated[Path, tyro.conf.Positional],
     *,
     output: Path = Path("policy.onnx"),
-    cost_budget: float | None = None,
+    cost_budget: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None,
 ) -> int:
     """Write a trained policy as an ONNX file, which runs without torch.
 
@@ -25,6 +25,7 @@ def export(
     """
     from rcdt_agent.experiments.runs import open_budget_conditioned
 
+    check_output(output)
     loaded = open_budget_conditioned(agent, "exported to ONNX")
     if cost_budget is not None:
         loaded.set_cost_budget(cost_budget)

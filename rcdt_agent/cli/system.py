@@ -32,7 +32,7 @@ def doctor() -> int:
 def install_simulators(
     suites: Annotated[tuple[SuiteName, ...], tyro.conf.Positional] = (),
     *,
-    constraints: Path | None = None,
+    constraints: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
 ) -> int:
     """Install the simulators in the versions that are tested together.
 

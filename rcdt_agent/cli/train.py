@@ -5,22 +5,26 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
 import tyro
 
 from rcdt_agent.base_config import BaseConfig, resolve_preset
-from rcdt_agent.cli.console import echo
+from rcdt_agent.cli.console import check_output, echo
 from rcdt_agent.config import make_config
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 
 if TYPE_CHECKING:
-    from rcdt_agent.experiments.runs import Run, RunOptions
+    from rcdt_agent.experiments.runs import Run
 
 Preset = Literal["auto", "paper", "cpu", "tiny"]
+
+RESUMABLE = ("total-steps", "episodes", "evaluate", "no-evaluate", "checkpoint-every", "device")
+"""Options that a resumed run can still change."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,21 +53,29 @@ def train_command(arguments: Sequence[str]) -> Callable[..., int]:
     choice, _ = tyro.cli(_Choice, args=arguments[1:], return_unknown_args=True, add_help=False)
     kind = get_algorithm(choice.algorithm)
     preset = resolve_preset(choice.preset, choice.device)
-    return _make_train(choice, kind.make_config(preset, choice.variant))
+    return _make_train(choice, kind.make_config(preset, choice.variant), _named(arguments))
 
 
-def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
+def _named(arguments: Sequence[str]) -> frozenset[str]:
+    """The options that arguments name, without dashes and values."""
+    options = (word.partition("=")[0] for word in arguments if word.startswith("--"))
+    return frozenset(option[2:].replace("_", "-") for option in options)
+
+
+def _make_train(
+    choice: _Choice, default: BaseConfig, named: frozenset[str] = frozenset()
+) -> Callable[..., int]:
     settings: Any = Annotated[type(default), tyro.conf.OmitArgPrefixes, tyro.conf.arg(name="")]
 
     def train(
-        data: Annotated[str | None, tyro.conf.Positional] = None,
+        data: Annotated[str | None, tyro.conf.Positional, tyro.conf.arg(metavar="[DATA]")] = None,
         *,
         algorithm: str = choice.algorithm,
         config: settings = default,
         preset: Preset = "auto",
-        dataset: Path | None = None,
-        output: Path | None = None,
-        resume: Path | None = None,
+        dataset: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
+        output: Annotated[Path | None, tyro.conf.arg(metavar="PATH")] = None,
+        resume: Annotated[Path | None, tyro.conf.arg(metavar="RUN")] = None,
         seed: int = 0,
         device: str = "auto",
         checkpoint_every: int = 1_000,
@@ -71,6 +83,12 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
         episodes: int = 20,
     ) -> int:
         """Train an agent in a run folder, evaluate it at every budget, and draw the result.
+
+        Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
+
+        A letter after a setting says where its value in preset `paper` is from: (P) the paper,
+        (C) the CDT code that it builds on, (Q) the Q-regularised transformer, (I) our inference.
+        {None}|FLOAT takes a number or the word None.
 
         Args:
             data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
@@ -80,18 +98,21 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
                 published with a GPU, cpu without.
             dataset: An HDF5 file to use instead of the task's own.
             output: Run folder; by default runs/<data>-<algorithm or variant>-<seed>.
-            resume: Continue this run folder; nothing else needs to be said.
+            resume: Continue this run folder as it was started, or on to --total-steps in all.
+                Only --episodes, --evaluate, --checkpoint-every and --device can change besides.
             seed: The same seed gives the same agent.
             device: auto, cpu or cuda.
             checkpoint_every: Steps between checkpoints.
             evaluate: Evaluate at the end, if there is a simulator.
             episodes: Episodes a budget.
         """
-        from rcdt_agent.experiments.runs import Run, RunOptions
+        from rcdt_agent.experiments.runs import Run, RunOptions, start_run
 
-        n_episodes = episodes if evaluate else None
+        typed = shlex.join(["rcdt", *sys.argv[1:]])
         if resume is not None:
-            return _train(Run(resume), None, n_episodes)
+            changed: dict[str, Any] = {"checkpoint_every": checkpoint_every, "device": device}
+            _change(Run(resume), data, named, config.total_steps, changed, episodes, typed)
+            return _train(Run(resume), None)
         if data is None:
             raise InvalidArgumentError(
                 "Say what to train on: a task, an HDF5 file or SpeedLimit; or `--resume RUN`."
@@ -99,33 +120,88 @@ def _make_train(choice: _Choice, default: BaseConfig) -> Callable[..., int]:
         options = RunOptions(
             data=data, config=config, algorithm=algorithm, dataset=dataset, seed=seed,
             device=device, checkpoint_every=checkpoint_every,
-            command=shlex.join(["rcdt", *sys.argv[1:]]),
+            episodes=episodes if evaluate else None, preset=_preset_of(choice, default),
+            command=typed,
         )  # fmt: skip
         if preset == "auto":
             echo(f"Preset auto: {resolve_preset(preset, device)}")
-        name = f"{Path(data).stem}-{options.method}-{seed}"
-        return _train(Run(output or Path("runs") / name), options, n_episodes)
+        run = Run(output or Path("runs") / f"{Path(data).stem}-{options.method}-{seed}")
+        check_output(run.options_file)
+        return _train(*start_run(options, run.folder))
 
     return train
 
 
-def _train(run: "Run", options: "RunOptions | None", n_episodes: int | None) -> int:
-    """Start or resume a run, and evaluate it if a number of episodes is given."""
-    from rcdt_agent.experiments.report import draw_run
-    from rcdt_agent.experiments.runs import evaluate_run, start_run, train_run
+def _preset_of(choice: _Choice, default: BaseConfig) -> str | None:
+    """The preset whose sizes the defaults are."""
+    from rcdt_agent.algorithms import get_algorithm
 
-    agent = None
-    if options is None:
-        run.options()  # refuse what is no run folder
-    else:
-        run, agent = start_run(options, run.folder)
-    echo(f"Run folder: {run.folder}")
-    agent = train_run(run, agent)
-    if n_episodes is not None:
-        report = evaluate_run(agent, n_episodes=n_episodes, echo=echo)
-        if report is not None:
-            report.to_json(run.report)
-            echo(report.as_table())
-    for path in draw_run(run):
-        echo(f"Picture: {path}")
+    kind = get_algorithm(choice.algorithm)
+    sized = [name for name in get_args(Preset) if name != "auto"]
+    found = (name for name in sized if kind.make_config(name, choice.variant) == default)
+    return next(found, None)
+
+
+def _change(
+    run: "Run",
+    data: str | None,
+    named: frozenset[str],
+    total_steps: int,
+    values: dict[str, Any],
+    episodes: int,
+    typed: str,
+) -> None:
+    """Write what `--resume` may change of a run into its folder; refuse the rest by name."""
+    from rcdt_agent.experiments.runs import extend_run
+
+    options = run.options()  # refuse what is no run folder
+    refused = sorted(named - {"resume", *RESUMABLE})
+    if data is not None or refused:
+        words = " ".join(f"--{name}" for name in refused) or data
+        raise InvalidArgumentError(
+            f"`--resume` continues a run as it was started, so {words} cannot be said with it. "
+            f"What can: {', '.join(f'--{name}' for name in RESUMABLE)}."
+        )
+    if "total-steps" in named:
+        extend_run(run, total_steps, typed)
+        options = run.options()
+    changes = {key: value for key, value in values.items() if key.replace("_", "-") in named}
+    if "no-evaluate" in named:
+        changes["episodes"] = None
+    elif "episodes" in named or ("evaluate" in named and options.episodes is None):
+        changes["episodes"] = episodes
+    run.write_options(replace(options, **changes))
+
+
+def _train(run: "Run", agent: Any) -> int:
+    """Train a started run to its goal, evaluate it if it says so, and draw it."""
+    from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run
+    from rcdt_agent.experiments.report import draw_run
+    from rcdt_agent.experiments.runs import train_run
+
+    with _saying_how_to_go_on(run):
+        echo(f"Run folder: {run.folder}")
+        agent = train_run(run, agent)
+        episodes = run.options().episodes
+        if episodes is not None:
+            try:
+                report = evaluate_run(agent, n_episodes=episodes)
+            except (InvalidArgumentError, SimulatorError) as error:
+                echo(f"Not evaluated: {error}")
+            else:
+                add_to_report(run, agent, report)
+                echo(report.as_table())
+        for path in draw_run(run):
+            echo(f"Picture: {path}")
     return 0
+
+
+@contextmanager
+def _saying_how_to_go_on(run: "Run") -> Iterator[None]:
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        if run.checkpoint is not None:
+            echo(f"Checkpoint: {run.checkpoint}")
+        echo(f"Go on with: {run.resume_command}")
+        raise

@@ -151,9 +151,10 @@ class TrajectoryStore:
                     )
             return
         if self.output.exists() or path.is_file():
-            hint = "it is complete" if not path.is_file() else "continue it with `resume`"
+            unfinished = "continue it with `resume`, or name another"
+            hint = unfinished if path.is_file() else "it is complete, so name another"
             raise InvalidArgumentError(
-                f"`output` must be a new file, but {self.output} is there: {hint}, or name another."
+                f"`output` must be a new file, but {self.output} is there: {hint}."
             )
         write_json(path, options)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.config import make_config
+from rcdt_agent.config import Config, make_config
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
+from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.plots import plot_return_cost, save_figure
-from rcdt_agent.tasks.registry import BUDGETS, get_task, guess_task
+from rcdt_agent.tasks.registry import get_task, guess_task
 
 Rows = list[tuple[str, ...]]
 
@@ -22,16 +26,33 @@ def inspect_file(
     picture: Path,
     *,
     task: str | None = None,
+    budgets: Sequence[float] = (),
     cost_limit: float | None = None,
-    alpha: float = 1.0,
-    gamma: float = 0.1,
+    alpha: float | None = None,
+    gamma: float | None = None,
 ) -> dict[str, Rows]:
-    """Read and check a file, write the picture, and return tables by title; row 0 is the head."""
+    """Read and check a file, write the picture, and return tables by title; row 0 is the head.
+
+    Args:
+        file: HDF5 file in DSRL's layout.
+        picture: PNG to write.
+        task: Task whose budgets are shown; default: guessed from the file name.
+        budgets: Cost budgets to look at, >= 0; default: the task's, or some that fit the data.
+        cost_limit: c_lim of the weights; default: the middle budget.
+        alpha: Of the weights; default: the configuration's, as `gamma`.
+        gamma: Of the weights.
+
+    Raises:
+        DatasetError: The file cannot be read.
+        UnknownTaskError: There is no such task.
+    """
     dataset = TrajectoryDataset.from_hdf5(file)
     known = get_task(task) if task else guess_task(file.name)
-    budgets = known.budgets if known else BUDGETS["safety-gymnasium"]
-    limit = budgets[len(budgets) // 2] if cost_limit is None else cost_limit
-    config = make_config(alpha=alpha, gamma=gamma)
+    shown = tuple(sorted(budgets)) or (known.budgets if known else fitting_budgets(dataset))
+    limit = shown[len(shown) // 2] if cost_limit is None else cost_limit
+    given: dict[str, Any] = {"alpha": alpha, "gamma": gamma}
+    # What `rcdt train` uses.
+    config = make_config("cpu", **{k: value for k, value in given.items() if value is not None})
     raw = outcome_weights(dataset.outcomes, config, limit)
     weights = normalize_weights(raw, torch.ones_like(raw), config.max_weight).numpy()
     figure = plot_return_cost(
@@ -39,17 +60,21 @@ def inspect_file(
         dataset.episode_costs,
         weights,
         cost_limit=limit,
-        budgets=budgets,
+        budgets=shown,
         title=file.name,
     )
     save_figure(figure, picture)
-    title = f"{file.name} ({known.id if known else 'unknown task, budgets of Safety-Gymnasium'})"
+    origin = known.id if known else "of no known task"
     return {
-        title: _figures(dataset, weights),
-        "what the data hold at each cost budget": _coverage(
-            dataset, budgets, config.target_quantile
-        ),
+        f"{file.name} ({origin})": _figures(dataset, weights),
+        "what the data hold at each cost budget": _coverage(dataset, shown, config, limit),
     }
+
+
+def fitting_budgets(dataset: TrajectoryDataset) -> tuple[float, ...]:
+    """Round figures near the quartiles of the trajectories' costs, for data of no known task."""
+    quartiles = np.quantile(dataset.episode_costs, (0.25, 0.5, 0.75))
+    return tuple(sorted({float(f"{cost:.2g}") for cost in quartiles}))
 
 
 def _figures(dataset: TrajectoryDataset, weights: Float32Array) -> Rows:
@@ -75,22 +100,28 @@ def _figures(dataset: TrajectoryDataset, weights: Float32Array) -> Rows:
     ]
 
 
-def _coverage(dataset: TrajectoryDataset, budgets: tuple[float, ...], quantile: float) -> Rows:
+def _coverage(
+    dataset: TrajectoryDataset, budgets: Sequence[float], config: Config, cost_limit: float
+) -> Rows:
+    """What an agent with this configuration asks for at each budget, and what the data hold."""
+    unit = max(cost_limit, 1e-3)
+    table = ReturnToGoTable.fit(dataset, quantile=config.target_quantile, cost_unit=unit)
+    conditioning = Conditioning.from_config(config, outcomes=dataset.outcomes, table=table)
     frontier = dataset.frontier()
-    rows: Rows = [("budget", "within", "best return", "target return", "alpha_F there")]
+    rows: Rows = [
+        ("budget", "within", "best return", "cost asked for", "return asked for", "alpha_F there")
+    ]
     for budget in budgets:
         within = dataset.episode_costs <= budget
-        if not within.any():
-            rows.append((f"{budget:g}", "0 %", "none", "none", "0"))
-            continue
-        target = dataset.outcomes.target_return(budget, quantile)
+        token, target = float(conditioning.token(budget)), conditioning.target_return(budget)
         rows.append(
             (
                 f"{budget:g}",
                 f"{within.mean():.0%}",
-                f"{frontier.best_return(budget):.1f}",
-                f"{target:.1f}",
-                f"{dataset.coverage(target, budget):.3f}",
+                f"{frontier.best_return(budget):.4g}" if within.any() else "none",
+                f"{token:.4g}",
+                f"{target:.4g}",
+                f"{dataset.coverage(target, token):.3f}",
             )
         )
     return rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from rcdt_agent._io import atomic_write, read_json
-from rcdt_agent.algorithms import RCDT
+from rcdt_agent.algorithms import RCDT, get_algorithm
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.checkpoint import checkpoint_kind, read_checkpoint
+from rcdt_agent.config import Config
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.runs import Run, RunOptions
@@ -113,7 +114,7 @@ def _page(contents: _Contents) -> str:
         pictures=_pictures(contents),
         curves=_curves(contents),
         data=_data(contents),
-        settings=_settings(contents.agent.config),
+        settings=_settings(contents.options, contents.agent.config),
         versions=_table(("package", "version"), sorted(contents.versions.items())),
     )
 
@@ -130,9 +131,10 @@ def _lead(contents: _Contents) -> str:
     if contents.results is not None:
         results = contents.results["results"]
         kept = sum(result["passed"] for result in results)
+        episodes = sorted({len(result["returns"]) for result in results})
         sentences.append(
             f"{kept} of {len(results)} budgets kept on average over "
-            f"{len(results[0]['returns'])} episodes each."
+            f"{' or '.join(map(str, episodes))} episodes each."
         )
     return _prose(" ".join(sentences))
 
@@ -142,37 +144,40 @@ def _budgets(contents: _Contents) -> str:
     if report is None:
         command = f"rcdt evaluate {shlex.quote(str(contents.folder))}"
         return f"<p>{_prose(f'Not evaluated yet: `{command}` fills this table.')}</p>"
-    optimum = optimal_return if report["env"] == ENV_ID else None
-    head = ["budget", "cost", "return", "kept", "episodes over", "asked for", "normalised return"]
-    shielded = any(r.get("interventions") for r in report["results"])
-    if shielded:
-        head.append("steps shielded")
-    if optimum is not None:
-        head.append("of the optimum")
-    rows = []
-    for r in report["results"]:
-        row = [
-            f"{r['budget']:g}",
-            _spread(r["mean_cost"], r["cost_interval"]),
-            _spread(r["mean_return"], r["return_interval"]),
-            "yes" if r["passed"] else "no",
-            f"{r['over_budget']:.0%}",
-            "-" if r["target_return"] is None else f"{r['target_return']:.1f}",
-            f"{r['normalized_return']:.3f}",
-        ]
-        if shielded:
-            row.append(f"{r['interventions']:.1%}")
-        if optimum is not None:
-            row.append(f"{r['mean_return'] / optimum(r['budget']):.0%}")
-        rows.append(row)
-    episodes = len(report["results"][0]["returns"])
+    results = report["results"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        "budget": lambda r: f"{r['budget']:g}",
+        "cost": lambda r: _spread(r["mean_cost"], r["cost_interval"]),
+        "return": lambda r: _spread(r["mean_return"], r["return_interval"]),
+        "kept": lambda r: "yes" if r["passed"] else "no",
+        "episodes over": lambda r: f"{r['over_budget']:.0%}",
+        "asked for": lambda r: "-" if r["target_return"] is None else f"{r['target_return']:.1f}",
+        "normalised return": lambda r: f"{r['normalized_return']:.3f}",
+    }
+    if any(r.get("interventions") for r in results):
+        columns["steps shielded"] = lambda r: f"{r['interventions']:.1%}"
+    if report["env"] == ENV_ID:
+        columns["of the optimum"] = lambda r: (
+            f"{r['mean_return'] / optimal_return(r['budget']):.0%}"
+        )
+    seeds = [_reset_seeds(report, result) for result in results]
+    measured = f"{len(results[0]['returns'])} episodes a budget, reset with seeds {seeds[0]}"
+    if len(set(seeds)) > 1:
+        columns["reset seeds"] = lambda r: _reset_seeds(report, r)
+        measured = "one episode for each of the reset seeds"
     note = (
-        f"{report['env']}, {episodes} episodes a budget, reset with seeds {report['seed']} to "
-        f"{report['seed'] + episodes - 1}. Mean and 95 % bootstrap interval of the mean; a budget "
-        f"is kept when the mean cost is within it. Returns are normalised by "
+        f"{report['env']}, {measured}. Mean and 95 % bootstrap interval of the mean; a budget is "
+        f"kept when the mean cost is within it. Returns are normalised by "
         f"{report['range_source']}."
     )
-    return _table(head, rows) + f"<p class=note>{_text(note)}</p>"
+    rows = [[cell(result) for cell in columns.values()] for result in results]
+    return _table(list(columns), rows) + f"<p class=note>{_text(note)}</p>"
+
+
+def _reset_seeds(report: dict[str, Any], result: dict[str, Any]) -> str:
+    """The seeds that episodes were reset with; an entry that was added has its own."""
+    first = result.get("seed", report["seed"])
+    return f"{first} to {first + len(result['returns']) - 1}"
 
 
 def _pictures(contents: _Contents) -> str:
@@ -199,13 +204,29 @@ def _pictures(contents: _Contents) -> str:
 def _curves(contents: _Contents) -> str:
     if not contents.log:
         return "<p>No log was written.</p>"
+    curves = learning_curves(contents.log)
+    config = contents.agent.config
+    if not (isinstance(config, Config) and config.cost_penalty):
+        curves.pop("lambda", None)  # there is none to speak of
     panels = []
     with page_style():
-        for i, (title, names) in enumerate(learning_curves(contents.log).items()):
+        for i, (title, names) in enumerate(curves.items()):
             svg = to_svg(plot_learning_curve(contents.log, names), f"curve{i}")
-            panels.append(_figure(title[0].upper() + title[1:], "", svg, level=3))
+            caption = _LAMBDA_AT_ZERO if _is_zero(contents.log, names) else ""
+            panels.append(_figure(title[0].upper() + title[1:], caption, svg, level=3))
     note = "Means over the steps between two log entries."
     return f"<div class=grid>{''.join(panels)}</div><p class=note>{note}</p>"
+
+
+_LAMBDA_AT_ZERO = (
+    "Zero throughout: wherever the cost critic was asked, it put the policy's cost below the "
+    "limit, so the penalty did not act. The budget then acts through the cost-to-go token alone."
+)
+
+
+def _is_zero(log: list[dict[str, float]], names: Sequence[str]) -> bool:
+    """Whether these are the curves of lambda, and it never left zero."""
+    return "lambda" in names and not any(row.get("train/lambda") for row in log)
 
 
 def _data(contents: _Contents) -> str:
@@ -230,18 +251,35 @@ def _data(contents: _Contents) -> str:
     return _figure("Training data", caption, scatter)
 
 
-def _settings(config: BaseConfig) -> str:
+def _settings(options: RunOptions, config: BaseConfig) -> str:
     """Every field, those that are not the defaults first."""
-    rows = [(field.name, getattr(config, field.name), field.default) for field in fields(config)]
+    defaults, origin = _defaults(options, config)
+    rows = [
+        (field.name, getattr(config, field.name), getattr(defaults, field.name))
+        for field in fields(config)
+    ]
     changed = [
         (name, f"{value}", f"{default}") for name, value, default in rows if value != default
     ]
     same = [(name, f"{value}") for name, value, default in rows if value == default]
-    own = _table(("setting", "value", "default"), changed) if changed else ""
+    own = _table(("setting", "value", f"default of {origin}"), changed) if changed else ""
     return (
-        f"{own}<details><summary>{len(same)} settings at their defaults</summary>"
+        f"{own}<details><summary>{len(same)} settings at the defaults of {_text(origin)}</summary>"
         f"{_table(('setting', 'value'), same)}</details>"
     )
+
+
+def _defaults(options: RunOptions, config: BaseConfig) -> tuple[BaseConfig, str]:
+    """What `rcdt train --help` shows as defaults for the same preset and variant, and their name.
+
+    A run that was not started by the command line is compared with the class's own.
+    """
+    if options.preset is None:
+        return type(config)(), "the class"
+    variant = config.variant if isinstance(config, Config) else None
+    defaults = get_algorithm(options.algorithm).make_config(options.preset, variant)
+    words = f" and variant {variant}" if variant else ""
+    return defaults, f"preset {options.preset}{words}"
 
 
 def _figure(title: str, caption: str, svg: str, *, level: int = 2) -> str:

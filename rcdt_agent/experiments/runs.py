@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
-from dataclasses import dataclass
+import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +16,9 @@ from rcdt_agent.algorithms.budgets import BudgetConditioned
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.config import Config
-from rcdt_agent.errors import (
-    InvalidArgumentError,
-    SimulatorError,
-    TrainingError,
-    UnknownTaskError,
-)
-from rcdt_agent.evaluation import BudgetReport
+from rcdt_agent.errors import InvalidArgumentError, TrainingError
+from rcdt_agent.experiments.interruption import StopOnSignal
 from rcdt_agent.experiments.sources import AnyAlgorithm, DataSource
-from rcdt_agent.tasks.registry import get_task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +33,8 @@ class RunOptions:
         seed: Of everything.
         device: Where to train.
         checkpoint_every: Steps between checkpoints.
+        episodes: Episodes a budget of the evaluation at the end; None: no evaluation.
+        preset: Whose sizes `config` began with, where known.
         command: What the user typed, to be shown in the report.
     """
 
@@ -49,7 +45,16 @@ class RunOptions:
     seed: int = 0
     device: str = "auto"
     checkpoint_every: int = 1_000
+    episodes: int | None = 20
+    preset: str | None = None
     command: str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their rules before anything is trained."""
+        for name in ("checkpoint_every", "episodes"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgumentError(f"`{name}` must be >= 1, got {value}.")
 
     @property
     def method(self) -> str:
@@ -121,16 +126,26 @@ class Run:
         """What the run was asked to do.
 
         Raises:
-            InvalidArgumentError: Not a run folder.
+            InvalidArgumentError: Not a run folder, or its run.json is damaged.
         """
-        values = read_json(self.options_file)
-        if values is None:
-            raise InvalidArgumentError(f"{self.folder} is not a run folder: no run.json in it.")
-        return RunOptions.from_dict(values)
+        try:
+            values = read_json(self.options_file)
+            if values is not None:
+                return RunOptions.from_dict(values)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise InvalidArgumentError(
+                f"{self.options_file} does not describe a run ({error})."
+            ) from error
+        raise InvalidArgumentError(f"{self.folder} is not a run folder: no run.json in it.")
 
     def write_options(self, options: RunOptions) -> None:
         """Make the folder a run folder."""
         write_json(self.options_file, options.to_dict())
+
+    @property
+    def resume_command(self) -> str:
+        """What goes on with the run."""
+        return f"rcdt train --resume {shlex.quote(str(self.folder))}"
 
     def agent(self, device: str = "auto") -> AnyAlgorithm:
         """The agent of `checkpoint`.
@@ -141,8 +156,7 @@ class Run:
         if self.checkpoint is None:
             self.options()
             raise InvalidArgumentError(
-                f"{self.folder} holds no agent yet: continue it with "
-                f"`rcdt train --resume {self.folder}`."
+                f"{self.folder} holds no agent yet: continue it with `{self.resume_command}`."
             )
         return load_agent(self.checkpoint, device=device)
 
@@ -158,8 +172,17 @@ class Run:
 
 
 def open_agent(path: Path) -> AnyAlgorithm:
-    """The agent of a run folder or of a checkpoint."""
-    return Run(path).agent() if path.is_dir() else load_agent(path)
+    """The agent of a run folder or of a checkpoint.
+
+    Raises:
+        InvalidArgumentError: There is neither.
+        CheckpointError: The file cannot be read.
+    """
+    if path.is_dir():
+        return Run(path).agent()
+    if not path.is_file() and not path.with_name(f"{path.name}.zip").is_file():
+        raise InvalidArgumentError(f"{path}: there is no such run folder or checkpoint.")
+    return load_agent(path)
 
 
 def open_budget_conditioned(path: Path, purpose: str) -> BudgetConditioned:
@@ -197,12 +220,41 @@ def start_run(options: RunOptions, folder: Path) -> tuple[Run, AnyAlgorithm]:
     run = Run(folder)
     if run.started:
         raise InvalidArgumentError(
-            f"{folder} holds a run already: continue it with `rcdt train --resume {folder}`, or "
-            f"name another `--output`."
+            f"{folder} holds a run already: continue it with `{run.resume_command}`, or name "
+            f"another `--output`."
         )
     agent = options.make_agent()
     run.write_options(options)
     return run, agent
+
+
+def extend_run(run: Run, total_steps: int, command: str | None = None) -> None:
+    """Move the goal of a run, finished or not; `train_run` goes on to it.
+
+    Args:
+        run: A started run.
+        total_steps: Gradient steps of the whole run, those made before included. Schedules refer
+            to the new goal from here on.
+        command: What the user typed, to be shown in the report.
+
+    Raises:
+        InvalidArgumentError: More steps have been made already.
+    """
+    options = run.options()
+    made = 0 if run.checkpoint is None else run.agent(options.device).num_timesteps
+    if total_steps < made:
+        raise InvalidArgumentError(
+            f"`total_steps` must be >= {made}, the steps that {run.folder} has made already, got "
+            f"{total_steps}: it is the goal of the whole run."
+        )
+    commands = [line for line in (options.command, command) if line]
+    run.write_options(
+        replace(
+            options,
+            config=replace(options.config, total_steps=total_steps),
+            command="\n".join(commands) or None,
+        )
+    )
 
 
 def train_run(
@@ -210,112 +262,44 @@ def train_run(
 ) -> AnyAlgorithm:
     """Train, or continue from the latest checkpoint, to the end.
 
+    SIGINT and SIGTERM act after the step under way, once a checkpoint has been saved.
+
     Args:
         run: A started run.
         agent: As `start_run` returned it; None: the checkpoint's, or a new one.
         progress_bar: Show speed and loss.
+
+    Raises:
+        KeyboardInterrupt: SIGINT, by Python's own handler.
+        TrainingError: It diverged; the checkpoint holds the last good step.
     """
     options = run.options()
     if run.checkpoint is not None:
         agent = run.agent(options.device)
     agent = agent or options.make_agent()
     goal = options.config.total_steps
-    if agent.num_timesteps < goal:
-        data = options.source.read() if agent.dataset is None else agent.dataset
-        part = len(list((run.folder / "logs").glob("*")))
-        agent.set_logger(configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"]))
+    if agent.num_timesteps >= goal:
+        return agent
+    if run.final.is_file():
+        run.final.replace(run.latest)  # extended: finished no longer
+    agent.config = replace(agent.config, total_steps=goal)
+    data = options.source.read() if agent.dataset is None else agent.dataset
+    part = len(list((run.folder / "logs").glob("*")))
+    agent.set_logger(configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"]))
+    with StopOnSignal() as stop:
         try:
             agent.learn(
                 data,
                 goal - agent.num_timesteps,
-                callback=LatestCheckpoint(run.latest, options.checkpoint_every),
+                callback=[LatestCheckpoint(run.latest, options.checkpoint_every), stop],
                 progress_bar=progress_bar,
+                reset_num_timesteps=False,
             )
         except TrainingError:
             agent.save(run.latest)  # put back to the last good step
             raise
         finally:
             agent.logger.close()
-        agent.save(run.final)
+        agent.save(run.final if agent.num_timesteps == goal else run.latest)
+    stop.raise_received()
     return agent
-
-
-@dataclass(frozen=True, kw_only=True)
-class Simulator:
-    """Where an agent is rolled out.
-
-    Attributes:
-        env: Task or environment id.
-        budgets: Its usual cost budgets; None: not known.
-        subprocesses: Whether environments run in processes of their own.
-    """
-
-    env: str
-    budgets: tuple[float, ...] | None
-    subprocesses: bool
-
-
-def find_simulator(agent: AnyAlgorithm, env: str | None = None) -> Simulator:
-    """Where an agent can be evaluated.
-
-    Args:
-        agent: A trained agent.
-        env: A task or environment id; default: the agent's task.
-
-    Raises:
-        InvalidArgumentError: None is named, and none is known for the agent's data.
-    """
-    if env is None:
-        if agent.task is None:
-            raise InvalidArgumentError(
-                "No simulator is known for this data: evaluate in your own loop with "
-                "`agent.evaluate`."
-            )
-        env = agent.task.id
-    try:
-        task = get_task(env)
-    except UnknownTaskError:  # perhaps one of Gymnasium's; `evaluate` says if not
-        return Simulator(
-            env=env, budgets=agent.task.budgets if agent.task else None, subprocesses=False
-        )
-    return Simulator(env=task.id, budgets=task.budgets, subprocesses=task.suite != "embedded")
-
-
-def evaluate_run(
-    agent: AnyAlgorithm,
-    env: str | None = None,
-    *,
-    budgets: tuple[float, ...] | None = None,
-    n_episodes: int = 20,
-    seed: int = 0,
-    progress_bar: bool = True,
-    echo: Callable[[str], None] = lambda line: None,
-) -> BudgetReport | None:
-    """Evaluate where there is a simulator; otherwise say why not, and return None.
-
-    Args:
-        agent: A trained agent.
-        env: A task or environment id; default: the agent's task.
-        budgets: Cost budgets; default: the simulator's usual ones.
-        n_episodes: Episodes a budget.
-        seed: Episode e is reset with `seed + e`.
-        progress_bar: Show finished episodes.
-        echo: Takes the reason.
-    """
-    try:
-        simulator = find_simulator(agent, env)
-    except InvalidArgumentError as error:
-        echo(str(error))
-        return None
-    try:
-        return agent.evaluate(
-            simulator.env,
-            budgets or simulator.budgets,
-            n_episodes,
-            seed,
-            progress_bar=progress_bar,
-            subprocesses=simulator.subprocesses,
-        )
-    except SimulatorError as error:
-        echo(f"Not evaluated: {error}")
-        return None

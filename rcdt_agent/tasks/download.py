@@ -29,6 +29,7 @@ from tqdm import tqdm  # type: ignore[import-untyped, unused-ignore]
 
 from rcdt_agent._io import file_lock
 from rcdt_agent.errors import DownloadError, InvalidArgumentError
+from rcdt_agent.tasks.waiting import waiting_for
 
 __all__ = ["MIRRORS", "dataset_dir", "download_dataset"]
 
@@ -39,7 +40,9 @@ MIRRORS: tuple[str, ...] = (
 """Base URLs, tried in order; the environment variable `RCDT_DATASET_URL` replaces them."""
 
 _KEYS = ("observations", "actions", "rewards", "costs", "terminals", "timeouts")
+_TIMEOUT = 10.0  # seconds; the environment variable RCDT_DATASET_TIMEOUT replaces them
 _ATTEMPTS = 3  # in a row without getting further, per mirror
+_SILENT_ATTEMPTS = 2  # the same, where each takes the whole timeout
 _BACKOFF = 0.5  # seconds before the second attempt, doubled before each further one
 _CHUNK = 1 << 20  # bytes
 _BUSY = frozenset({408, 429, 500, 502, 503, 504})  # HTTP codes worth asking again
@@ -47,6 +50,10 @@ _BUSY = frozenset({408, 429, 500, 502, 503, 504})  # HTTP codes worth asking aga
 
 class _Interrupted(Exception):
     """This attempt failed; the same mirror may do better next time."""
+
+
+class _Silent(_Interrupted):
+    """Not a byte came for the whole timeout."""
 
 
 class _MirrorFailed(Exception):
@@ -63,7 +70,7 @@ def download_dataset(
     *,
     directory: Path | None = None,
     progress: bool = True,
-    timeout: float = 30.0,
+    timeout: float | None = None,
     expected_size: int | None = None,
 ) -> Path:
     """Return the path of a dataset file, downloading it unless the cache holds it.
@@ -75,15 +82,18 @@ def download_dataset(
     Args:
         filename: Name of the file on the mirrors, without any folder.
         directory: Where to keep it; `dataset_dir()` by default. Created when missing.
-        progress: Show a progress bar on stderr.
-        timeout: Seconds without an answer or a byte after which a connection counts as cut.
+        progress: Show a progress bar on stderr, and what is waited for.
+        timeout: Seconds without an answer after which a mirror is given up, and without a byte
+            after which a connection counts as cut; default: `$RCDT_DATASET_TIMEOUT`, or 10.
         expected_size: Size in bytes, where known.
 
     Raises:
-        InvalidArgumentError: `filename`, `timeout` or `RCDT_DATASET_URL` breaks its rule.
+        InvalidArgumentError: `filename`, `timeout`, or one of the environment variables
+            `RCDT_DATASET_URL` and `RCDT_DATASET_TIMEOUT`, breaks its rule.
         DownloadError: No mirror delivered the file, or the folder cannot be written.
     """
-    _check_arguments(filename, timeout)
+    _check_filename(filename)
+    seconds = _seconds(timeout)
     folder = dataset_dir() if directory is None else Path(directory).expanduser()
     final = folder / filename
     damage = _damage(final, expected_size)  # before the lock: the folder may be read-only
@@ -91,7 +101,7 @@ def download_dataset(
         return final
 
     urls = [base + quote(filename) for base in _mirrors()]
-    download = _Download(folder / f"{filename}.partial", timeout, expected_size, progress)
+    download = _Download(folder / f"{filename}.partial", seconds, expected_size, progress)
     failures = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -110,19 +120,33 @@ def download_dataset(
     except OSError as error:  # the disk's: those of the network never come out of `fetch`
         failures.append(f"  cannot write to {folder}: {error}")
         failures.append("Make room or gain access there, or set DSRL_DATASET_DIR elsewhere.")
-    advice = f"Put {filename} into {folder}, or set RCDT_DATASET_URL to a base URL that serves it."
+    advice = (
+        f"Put {filename} into {folder}, give a file from elsewhere (`dataset=`, `--dataset`), or "
+        f"set RCDT_DATASET_URL to a base URL that serves it."
+    )
     lines = [f"Could not download {filename}:", *failures, advice]
     if os.path.lexists(final):
         lines.append(f"The cached file {final} is damaged ({damage}); it was kept as it is.")
     raise DownloadError("\n".join(lines))
 
 
-def _check_arguments(filename: str, timeout: float) -> None:
+def _check_filename(filename: str) -> None:
     if not filename or filename == "." or ".." in filename or re.search(r"[/\\:\0]", filename):
         rule = r"must be a plain file name without '/', '\', ':' or '..'"
         raise InvalidArgumentError(f"`filename` {rule}, got {filename!r}.")
-    if not timeout > 0:
-        raise InvalidArgumentError(f"`timeout` must be > 0, got {timeout!r}.")
+
+
+def _seconds(timeout: float | None) -> float:
+    name, value = "timeout", timeout
+    if timeout is None:
+        name, text = "RCDT_DATASET_TIMEOUT", os.environ.get("RCDT_DATASET_TIMEOUT")
+        try:
+            value = float(text) if text else _TIMEOUT
+        except ValueError:
+            raise InvalidArgumentError(f"`{name}` must be a number, got {text!r}.") from None
+    if value is None or not 0 < value < float("inf"):
+        raise InvalidArgumentError(f"`{name}` must be > 0, got {value!r}.")
+    return value
 
 
 def _mirrors() -> tuple[str, ...]:
@@ -190,8 +214,9 @@ class _Download:
                 reached = self.partial.stat().st_size if self.partial.exists() else 0
                 failed = 1 if reached > furthest else failed + 1
                 furthest = max(furthest, reached)
-                if failed >= _ATTEMPTS:
-                    raise _MirrorFailed(f"{error} (attempt {failed} of {_ATTEMPTS})") from error
+                allowed = _SILENT_ATTEMPTS if isinstance(error, _Silent) else _ATTEMPTS
+                if failed >= allowed:
+                    raise _MirrorFailed(f"{error} (attempt {failed} of {allowed})") from error
                 time.sleep(_BACKOFF * 2 ** (failed - 1))
 
     def attempt(self, url: str) -> bool:
@@ -227,8 +252,10 @@ class _Download:
         headers = {"User-Agent": "rcdt-agent"}
         if resume:
             headers |= {"Range": f"bytes={resume.start}-", "If-Range": resume.validator}
+        request, host = Request(url, headers=headers), urlsplit(url).netloc
         try:
-            response: HTTPResponse = urlopen(Request(url, headers=headers), timeout=self.timeout)
+            with waiting_for(host, self.timeout, shown=self.progress):
+                response: HTTPResponse = urlopen(request, timeout=self.timeout)
             return response
         except HTTPError as error:
             error.close()
@@ -240,7 +267,11 @@ class _Download:
                 raise _Interrupted("the partial file is longer than the server's") from error
             failure = _Interrupted if error.code in _BUSY else _MirrorFailed
             raise failure(f"HTTP {error.code} {error.reason}") from error
+        except TimeoutError as error:  # connected: asking again would only wait again
+            raise _MirrorFailed(f"no answer within {self.timeout:g} s") from error
         except URLError as error:  # no connection: unknown host, refused, bad certificate
+            if isinstance(error.reason, TimeoutError):
+                raise _MirrorFailed(f"no connection within {self.timeout:g} s") from error
             raise _MirrorFailed(str(error.reason)) from error
         except (OSError, HTTPException) as error:  # connected, then cut before an answer
             raise _Interrupted(str(error) or type(error).__name__) from error
@@ -283,6 +314,8 @@ def _read(response: HTTPResponse, limit: int) -> bytes:
     try:
         # Not `read`: it loses the bytes it already holds when the connection breaks.
         return response.read1(min(limit, _CHUNK)) if limit else b""
+    except TimeoutError as error:
+        raise _Silent("connection cut: it fell silent") from error
     except (OSError, HTTPException) as error:
         raise _Interrupted(f"connection cut: {error or type(error).__name__}") from error
 

@@ -1,0 +1,126 @@
+"""Evaluations of runs: where an agent is rolled out, and the report that they add up to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rcdt_agent._io import read_json, write_text
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.evaluation import BudgetReport
+from rcdt_agent.experiments.runs import Run
+from rcdt_agent.experiments.sources import AnyAlgorithm
+from rcdt_agent.tasks.registry import get_task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulator:
+    """Where an agent is rolled out.
+
+    Attributes:
+        env: Task or environment id.
+        budgets: Its usual cost budgets; None: not known.
+        subprocesses: Whether environments run in processes of their own.
+    """
+
+    env: str
+    budgets: tuple[float, ...] | None
+    subprocesses: bool
+
+
+def find_simulator(agent: AnyAlgorithm, env: str | None = None) -> Simulator:
+    """Where an agent can be evaluated.
+
+    Args:
+        agent: A trained agent.
+        env: A task or environment id; default: the agent's task.
+
+    Raises:
+        InvalidArgumentError: None is named, and none is known for the agent's data.
+    """
+    if env is None:
+        if agent.task is None:
+            raise InvalidArgumentError(
+                "No simulator is known for this data: name one (`--env`), or evaluate in an "
+                "environment of your own with `agent.evaluate`."
+            )
+        env = agent.task.id
+    try:
+        task = get_task(env)
+    except UnknownTaskError:  # perhaps one of Gymnasium's; `evaluate` says if not
+        return Simulator(
+            env=env, budgets=agent.task.budgets if agent.task else None, subprocesses=False
+        )
+    return Simulator(env=task.id, budgets=task.budgets, subprocesses=task.suite != "embedded")
+
+
+def evaluate_run(
+    agent: AnyAlgorithm,
+    env: str | None = None,
+    *,
+    budgets: tuple[float, ...] | None = None,
+    n_episodes: int = 20,
+    seed: int = 0,
+    progress_bar: bool = True,
+) -> BudgetReport:
+    """Evaluate an agent where `find_simulator` finds that it can be.
+
+    Args:
+        agent: A trained agent.
+        env: A task or environment id; default: the agent's task.
+        budgets: Cost budgets; default: the simulator's usual ones.
+        n_episodes: Episodes a budget.
+        seed: Episode e is reset with `seed + e`.
+        progress_bar: Show finished episodes.
+
+    Raises:
+        InvalidArgumentError: No simulator is known, or an argument breaks its rule.
+        SimulatorError: It is not installed, or does not start.
+    """
+    simulator = find_simulator(agent, env)
+    return agent.evaluate(
+        simulator.env,
+        budgets or simulator.budgets,
+        n_episodes,
+        seed,
+        progress_bar=progress_bar,
+        subprocesses=simulator.subprocesses,
+    )
+
+
+def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
+    """Add an evaluation to the report of a run.
+
+    A budget that was measured before is replaced, the others stay, each with its own seed and
+    number of episodes. Results of another agent (trained further or calibrated since) are dropped.
+    An environment that is not the task's has a file of its own.
+
+    Args:
+        run: A run folder with a checkpoint.
+        agent: The agent of it that was evaluated.
+        report: What was measured.
+
+    Returns:
+        The file written.
+    """
+    path = run.report
+    old = read_json(path)
+    home = agent.task.id if agent.task else old["env"] if old else report.env
+    if report.env != home:
+        path = path.with_name(f"report-{re.sub(r'[^A-Za-z0-9.]+', '-', report.env)}.json")
+        old = read_json(path)
+    assert run.checkpoint is not None  # that is where the agent is from
+    digest = hashlib.sha256(run.checkpoint.read_bytes()).hexdigest()
+    new: dict[str, Any] = {**json.loads(report.to_json()), "agent_sha256": digest}
+    results = {entry["budget"]: {**entry, "seed": report.seed} for entry in new["results"]}
+    if old is not None and old.get("agent_sha256", digest) == digest:
+        for entry in old["results"]:
+            results.setdefault(entry["budget"], {"seed": old["seed"], **entry})
+    new["results"] = [results[budget] for budget in sorted(results)]
+    new["passed"] = all(entry["passed"] for entry in new["results"])
+    write_text(path, json.dumps(new, indent=2) + "\n")
+    return path
