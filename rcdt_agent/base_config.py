@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, TypeVar, get_args
-
-from typing_extensions import Self
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 from rcdt_agent.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 Precision = Literal["float32", "bf16", "fp16"]
 Rule = tuple[Callable[[Any, Any], bool], str]
