@@ -16,11 +16,10 @@ from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.config import DEPLOYMENT, Config
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.deploy.checks import check_budget, one_budget
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
+from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens, check_budget
 from rcdt_agent.env_step import CostFunction
 from rcdt_agent.errors import InvalidArgumentError, StateError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
@@ -51,7 +50,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
-        self._cost_budget = None if cost_budget is None else one_budget(cost_budget)
+        self._cost_budget = None if cost_budget is None else _one_budget(cost_budget)
         self._target_request: TargetReturn = target_return
         self._targets: dict[float, float] = {}  # target returns of budgets, as far as asked for
         super().__init__(env, config, **kwargs)
@@ -85,7 +84,7 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
         Warns:
             UserWarning: The training data do not cover the request; with the numbers.
         """
-        budget = one_budget(k)
+        budget = _one_budget(k)
         if self.has_policy:
             target = self.resolve_target(budget, target_return)
             self.policy.conditioning.warn_if_uncovered(budget, target)
@@ -317,5 +316,14 @@ class BudgetConditioned(OfflineAlgorithm[ConditionedPolicy, Config]):
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
-        self._cost_budget = one_budget(values["cost_budget"])
+        self._cost_budget = _one_budget(values["cost_budget"])
         self._target_request = values["target_return"]
+
+
+def _one_budget(cost_budget: Any) -> float:
+    budgets = check_budget(cost_budget)
+    if budgets.size != 1:
+        raise InvalidArgumentError(
+            f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin` takes several."
+        )
+    return float(budgets.item())

@@ -10,33 +10,55 @@ from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.errors import InvalidArgumentError
 
 
-def check_budget(cost_budget: Any) -> Float64Array:
-    """A cost budget, or several, as numbers.
-
-    Raises:
-        InvalidArgumentError: Not a number, negative, or not finite.
-    """
-    try:
-        budgets = np.asarray(cost_budget, dtype=np.float64)
-    except (TypeError, ValueError):
-        budgets = np.array(np.nan)
-    if not (np.isfinite(budgets) & (budgets >= 0)).all():
-        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
-    return budgets
-
-
-def one_budget(cost_budget: Any) -> float:
+def check_budget(cost_budget: Any) -> float:
     """One cost budget.
 
     Raises:
-        InvalidArgumentError: As `check_budget`, or several.
+        InvalidArgumentError: Not one number, negative, or not finite.
     """
-    budgets = check_budget(cost_budget)
+    budgets = check_budgets(cost_budget)
     if budgets.size != 1:
         raise InvalidArgumentError(
             f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin` takes several."
         )
     return float(budgets.item())
+
+
+def check_budgets(cost_budget: Any, n_envs: int | None = None) -> Float64Array:
+    """Cost budgets of `n_envs` environments (N,), from a number or one for each.
+
+    Raises:
+        InvalidArgumentError: Not numbers, negative, not finite, or not as many.
+    """
+    budgets = _numbers("cost_budget", cost_budget, n_envs)
+    if not (budgets >= 0).all():
+        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
+    return budgets
+
+
+def check_targets(target_return: Any, n_envs: int) -> Float64Array:
+    """Target returns of `n_envs` environments (N,), from a number or one for each.
+
+    Raises:
+        InvalidArgumentError: Not numbers, not finite, or not as many.
+    """
+    return _numbers("target_return", target_return, n_envs)
+
+
+def _numbers(name: str, values: Any, n_envs: int | None) -> Float64Array:
+    try:
+        array = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.array(np.nan)
+    if not np.isfinite(array).all():
+        raise InvalidArgumentError(f"`{name}` must be a finite number, got {values!r}.")
+    if n_envs is None:
+        return array
+    if array.shape not in ((), (n_envs,)):
+        raise InvalidArgumentError(
+            f"`{name}` must be a number or have shape ({n_envs},), got {values!r}."
+        )
+    return np.broadcast_to(array, (n_envs,))
 
 
 def observation_rows(observation: Any, shape: tuple[int, ...]) -> tuple[Float32Array, bool]:

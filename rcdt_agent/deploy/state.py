@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,19 @@ if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
     import torch
 
     from rcdt_agent.model import Window
+
+
+class StateUse:
+    """Whether anybody used the state of an episode after `predict` had returned it.
+
+    Shared by all states of the episode: dropping it (`action, _ = agent.predict(obs)`) would begin
+    a new episode, with the whole budget, at each step.
+    """
+
+    used = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateUse:
+        return self
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,6 +53,7 @@ class AgentState:
         awaiting: (N,) an action was given whose reward and cost have not been seen.
         shielded: (N,) whether the critic shield replaced the policy's last action.
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
+        use: Whether `predict` or `observe` has been called with a state of these episodes.
     """
 
     obs: Float32Array
@@ -54,6 +68,7 @@ class AgentState:
     awaiting: BoolArray
     shielded: BoolArray
     follows_agent: bool = True
+    use: StateUse = field(default_factory=StateUse)
 
     @classmethod
     def begin(
@@ -125,6 +140,7 @@ class AgentState:
                 "`observe` was called without an action waiting for its outcome: call it once "
                 "after each step, with that step's reward and cost."
             )
+        self.use.used = True
         return replace(
             self,
             total_return=self.total_return + earned,

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.deploy.checks import check_budget as check_budget
 from rcdt_agent.env_step import CostFunction, cost_in, read_step
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -261,6 +260,21 @@ def split_facts(observation: Any) -> tuple[Any, Facts | None]:
             f"them itself, so leave it out: `VecNormalize(norm_obs=False)`."
         )
     return observation[OBSERVATION], facts
+
+
+def check_budget(cost_budget: Any) -> npt.NDArray[np.float64]:
+    """A cost budget, or several, as numbers.
+
+    Raises:
+        InvalidArgumentError: Not a number, negative, or not finite.
+    """
+    try:
+        budgets = np.asarray(cost_budget, dtype=np.float64)
+    except (TypeError, ValueError):
+        budgets = np.array(np.nan)
+    if not (np.isfinite(budgets) & (budgets >= 0)).all():
+        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
+    return budgets
 
 
 def _own_targets(
