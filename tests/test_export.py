@@ -147,5 +147,7 @@ def test_a_shield_is_not_left_out_silently(agent, tmp_path):
     with pytest.raises(InvalidArgumentError, match="`rcdt export --without-shield`"):
         run_command(command)
     assert [path.name for path in tmp_path.iterdir()] == ["shielded.zip"]
+    with pytest.raises(InvalidArgumentError, match="Name one file to write"):
+        run_command([*command, "--output", "y.onnx"])
     assert run_command([*command, "--without-shield"]) == 0
     assert OnnxAgent(tmp_path / "x.onnx").metadata["config"]["shield_candidates"] == 0

@@ -253,8 +253,8 @@ def test_wrong_arguments(agent, exported):
         with pytest.raises(InvalidArgumentError, match="`cost_budget` must be"):
             runner.set_cost_budget(budget)
     for call, words in (
-        (lambda: runner.begin(3, [1.0, 2.0]), r"shape \(3,\), got \[1.0, 2.0\]"),
-        (lambda: runner.begin(2, 1.0, "much"), "`target_return` must be a finite number"),
+        (lambda: runner.begin(3, [1.0, 2.0]), r"one for each of 3 environments, got shape \(2,\)"),
+        (lambda: runner.begin(2, 1.0, "much"), "`target_return` must be finite"),
         (lambda: runner.predict(np.zeros(3)), r"must have shape \(4,\)"),
         (lambda: runner.predict(np.full(4, np.nan)), "must be finite"),
         (lambda: runner.predict({"observation": np.zeros(4)}), "got a dict"),

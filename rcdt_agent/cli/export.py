@@ -8,25 +8,33 @@ from typing import Annotated
 import tyro
 
 from rcdt_agent.cli.console import echo
+from rcdt_agent.errors import InvalidArgumentError
+
+DEFAULT_OUTPUT = Path("policy.onnx")
 
 
 def export(
     agent: Annotated[Path, tyro.conf.Positional],
-    output: Annotated[Path, tyro.conf.Positional] = Path("policy.onnx"),
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None,
     *,
+    output: Path = DEFAULT_OUTPUT,
     cost_budget: float | None = None,
-    without_shield: bool = False,
+    without_shield: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
     """Write a trained agent as an ONNX file, which `rcdt_agent.onnx_agent` runs without torch.
 
     Args:
         agent: A run folder or a checkpoint.
-        output: File to write.
+        file: File to write.
+        output: The same, as an option.
         cost_budget: Budget that the file begins with; otherwise the agent's own.
         without_shield: Leave out the critic shield, which a file cannot hold.
     """
     from rcdt_agent.experiments.runs import open_budget_conditioned
 
+    if file is not None and output != DEFAULT_OUTPUT:
+        raise InvalidArgumentError(f"Name one file to write, got {file} and `--output {output}`.")
+    output = file or output
     loaded = open_budget_conditioned(agent, "exported to ONNX")
     if cost_budget is not None:
         loaded.set_cost_budget(cost_budget)
