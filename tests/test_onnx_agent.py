@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import json
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import gymnasium as gym
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from conftest import QUICK
 from test_examples import ROOT
@@ -268,6 +270,89 @@ def test_wrong_arguments(agent, exported):
     with pytest.warns(UserWarning, match="The target return 1000 exceeds the best return"):
         runner.set_cost_budget(3.0, 1000.0)
     assert runner.cost_budget == 3.0 and runner.target_return == 1000.0
+
+
+class Port:
+    """What docs/deployment.md tells others to write around the graph, step by step."""
+
+    def __init__(self, path):
+        self.session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        known = json.loads(self.session.get_modelmeta().custom_metadata_map["rcdt_agent"])
+        self.config, self.rules = known["config"], known["conditioning"]
+        self.steps, self.earned, self.spent = [], 0.0, 0.0
+
+    def token(self, budget):
+        if self.rules["calibration"]:
+            upper, tokens = (self.rules["calibration"][k] for k in ("upper", "tokens"))
+            budget = np.interp(budget, upper, tokens)
+        return np.float32(budget) * np.float32(1 - self.config["budget_margin"])
+
+    @functools.cache  # noqa: B019
+    def target(self, token):
+        rows = (self.rules["outcomes"][k] for k in ("costs", "returns"))
+        episodes = sorted(zip(*rows, strict=True), key=lambda episode: episode[0])
+        levels = [token]
+        for cost, value in episodes:
+            cheaper = [other for spent, other in episodes if spent < cost]
+            if cost <= token and value > max(cheaper, default=-np.inf):
+                levels.append(cost)
+        counts = [max(5, sum(cost <= level for cost, _ in episodes)) for level in levels]
+        returns = [value for _, value in episodes]
+        return max(np.quantile(returns[:n], self.config["target_quantile"]) for n in counts)
+
+    def act(self, obs, budget):
+        config, t = self.config, len(self.steps)
+        token = self.token(budget)
+        target, left = self.target(token), token - self.spent
+        exhausted = left <= 0
+        if config["exhausted_mode"]:
+            left = max(left, config["ctg_floor"] or 0.0, 0.0)
+        elif config["ctg_floor"] is not None:
+            left = max(left, config["ctg_floor"])
+        if config["replan"] or (config["exhausted_mode"] and exhausted):
+            table = self.rules["table"]
+            column = [np.interp(left, table["costs"], row) for row in table["returns"]]
+            target = min(target, self.earned + np.interp(t, table["steps"], column))
+        self.steps.append([obs, np.zeros(1), self.earned, self.spent, t])
+        length = config["context_length"]
+        window, place = self.steps[-length:], min(t, length - 1)
+        inputs = {
+            "observations": [step[0] for step in window],
+            "actions": [step[1] for step in window],
+            "returns_to_go": [target - step[2] for step in window],
+            "costs_to_go": [self.spent + left - step[3] for step in window],
+            "timesteps": [step[4] for step in window],
+        }
+        for name, rows in inputs.items():
+            array = np.array(rows, dtype=np.int64 if name == "timesteps" else np.float32)
+            padding = [(0, length - len(window))] + [(0, 0)] * (array.ndim - 1)
+            inputs[name] = np.pad(array, padding)[None]
+        action = self.session.run(["action"], inputs)[0][0, place]
+        self.steps[-1][1] = action
+        return action
+
+    def observe(self, reward, cost):
+        self.earned, self.spent = self.earned + reward, self.spent + cost
+
+
+@pytest.mark.parametrize("on", [(), ("ctg_floor",), ("exhausted_mode",), tuple(SWITCHES)])
+def test_the_pages_steps_for_other_languages(agent, exported, tmp_path, on):
+    chosen = {name: pair[name in on] for name, pair in SWITCHES.items()}
+    agent.calibration = chosen.pop("calibration")
+    agent.set_deployment(**chosen)
+    runner = exported(agent)
+    for budget in (3.0, 33.3):
+        port, env = Port(tmp_path / "copy.onnx"), gym.make(ENV_ID)
+        obs, _ = env.reset(seed=2)
+        runner.set_cost_budget(budget)
+        runner.reset()
+        outcome = ()
+        for _ in range(HORIZON):
+            action = runner.act(obs, *outcome)
+            np.testing.assert_allclose(port.act(obs, budget), action, atol=2e-5, rtol=0)
+            obs, reward, _, _, info = env.step(action)
+            outcome = reward, info["cost"]
+            port.observe(*outcome)
 
 
 # ---------------------------------------------------------------- without torch
