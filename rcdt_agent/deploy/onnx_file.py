@@ -1,4 +1,4 @@
-"""The layout of an exported ONNX file: its ports, its metadata, its checksum; numpy alone.
+"""The layout of an exported ONNX file: its ports, its metadata, its checksum.
 
 What the code around the graph has to know is JSON under the metadata key `rcdt_agent`. The last
 metadata entry is `sha256`, and its value is the last 64 bytes of the file: the checksum of all
@@ -54,8 +54,8 @@ def read_sealed(path: Path) -> bytes:
         if METADATA_KEY.encode() not in content:
             raise CheckpointError(f"{path}: not a policy exported by rcdt_agent.")
         raise CheckpointError(
-            f"{path}: damaged, changed after its export, or exported by rcdt_agent 0.1: export the "
-            f"agent again."
+            f"{path}: damaged, changed after its export, or exported before format "
+            f"{FORMAT_VERSION}: export the agent again."
         )
     return content
 
