@@ -85,6 +85,7 @@ class OnnxAgent:
         self._episode: AgentState | None = None  # of `reset` and `act`
         self._last_begun: StateUse | None = None  # of the last `predict` without a state
         self._said_too_long = False
+        self._judged: set[tuple[float, float]] = set()
         with as_file_error(path):
             config = Config.from_dict(self.metadata["config"])
             self.context_length = config.context_length
@@ -122,12 +123,20 @@ class OnnxAgent:
             target_return: `auto`, `paper` or a number.
 
         Warns:
-            UserWarning: The training data do not cover the request; with the numbers.
+            UserWarning: The training data do not cover the request; once, with the numbers.
         """
         budget = check_budget(k)
         target = self._target(budget, target_return)
-        self.conditioning.warn_if_uncovered(budget, target)
+        if self._is_new(budget, target):
+            self.conditioning.warn_if_uncovered(budget, target)
         self._cost_budget, self._target_request = budget, target_return
+
+    def _is_new(self, cost_budget: float, target_return: float) -> bool:
+        """Whether this request was not judged before: a warning comes once."""
+        request = cost_budget, target_return
+        new = request not in self._judged
+        self._judged.add(request)
+        return new
 
     # ------------------------------------------------------------ one episode, held by the agent
 
@@ -194,13 +203,20 @@ class OnnxAgent:
             n_envs: Number of environments.
             cost_budget: A number or (N,); default: the agent's, also when it changes later.
             target_return: A number or (N,); default: what the data show at the budget.
+
+        Warns:
+            UserWarning: The training data do not cover a budget; once, with the numbers.
         """
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:
             target_return = check_targets(target_return, n_envs)
         elif cost_budget is not None:
-            target_return = [self._target(float(budget), "auto") for budget in budgets]
+            targets = np.array([self._target(float(budget), "auto") for budget in budgets])
+            for budget, target in zip(budgets.tolist(), targets.tolist(), strict=True):
+                if self._is_new(budget, target):
+                    self.conditioning.warn_if_uncovered(budget, target)
+            target_return = targets
         self._last_begun = None  # whoever states that episodes begin has not lost one
         return AgentState.begin(
             n_envs,

@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import sysconfig
+import warnings
 from pathlib import Path
 
 import gymnasium as gym
@@ -26,6 +27,11 @@ from rcdt_agent.errors import CheckpointError, InvalidArgumentError, StateError
 from rcdt_agent.onnx_agent import OnnxAgent
 from rcdt_agent.tasks.speed_limit import ENV_ID, HORIZON
 
+# Budgets beyond the data, and below what calibration found, are asked for on purpose.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The cost budget:UserWarning"),
+    pytest.mark.filterwarnings("ignore:No token kept the cost budget:UserWarning"),
+]
 TOLERANCE = 1e-5
 CALIBRATION = TokenCalibration(
     tokens=np.array([0.0, 4.0, 16.0, 64.0]),
@@ -125,7 +131,6 @@ def test_every_combination_of_rules_acts_as_predict(agent, exported):
             runs_at_budgets(agent, exported, on)
 
 
-@pytest.mark.filterwarnings("ignore:The cost budget:UserWarning")
 @pytest.mark.parametrize("calibrated", [False, True])
 def test_one_environment_at_every_budget(agent, exported, calibrated):
     agent.calibration = CALIBRATION if calibrated else None
@@ -249,6 +254,18 @@ def test_a_state_kept_over_episodes_is_said_once(agent, exported):
     runner.predict(np.zeros(4), state)
 
 
+def test_budgets_that_calibration_or_the_data_do_not_cover_warn_once(agent, exported):
+    agent.calibration = CALIBRATION
+    runner = exported(agent)
+    for ask in (lambda: runner.begin(2, [1.0, 9.0]), lambda: runner.set_cost_budget(0.5)):
+        with pytest.warns(UserWarning, match="No token kept the cost budget") as said:
+            ask()
+        assert len(said) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ask()
+
+
 def test_wrong_arguments(agent, exported):
     runner = exported(agent)
     for budget in (-1.0, np.nan, "much", None, [1.0, 2.0]):
@@ -267,8 +284,10 @@ def test_wrong_arguments(agent, exported):
     ):
         with pytest.raises(InvalidArgumentError, match=words):
             call()
-    with pytest.warns(UserWarning, match="The target return 1000 exceeds the best return"):
+    with pytest.warns(UserWarning, match="The target return 1000 exceeds the best") as said:
         runner.set_cost_budget(3.0, 1000.0)
+    runner.set_cost_budget(3.0, 1000.0)  # once
+    assert len(said) == 1 and said[0].filename == __file__
     assert runner.cost_budget == 3.0 and runner.target_return == 1000.0
 
 
