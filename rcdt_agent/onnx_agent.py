@@ -65,7 +65,7 @@ class OnnxAgent:
 
         Args:
             path: The file.
-            n_threads: Of onnxruntime; one is the fastest for networks of this size.
+            n_threads: Of onnxruntime; networks of this size leave little to share.
             providers: Where onnxruntime computes, the preferred first.
 
         Raises:
