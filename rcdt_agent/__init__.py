@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rcdt_agent.tasks import register_environments as _register_environments
-from rcdt_agent.tasks.registry import get_task
-from rcdt_agent.tasks.simulators import make_env
 from rcdt_agent.version import __version__
 
 if TYPE_CHECKING:
@@ -15,6 +12,8 @@ if TYPE_CHECKING:
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
     from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+    from rcdt_agent.tasks.registry import get_task
+    from rcdt_agent.tasks.simulators import make_env
 
 __all__ = [
     "BC",
@@ -35,7 +34,8 @@ __all__ = [
     "make_env",
 ]
 
-# Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch.
+# Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch, and
+# `rcdt_agent.onnx_agent` runs where only numpy and onnxruntime are installed.
 _LAZY = {
     "BC": "algorithms",
     "BCSafe": "algorithms",
@@ -49,10 +49,10 @@ _LAZY = {
     "TrajectoryDataset": "data",
     "VectorReturnCostTokens": "deploy",
     "evaluate_budgets": "evaluation",
+    "get_task": "tasks.registry",
     "make_config": "config",
+    "make_env": "tasks.simulators",
 }
-
-_register_environments()
 
 
 def __getattr__(name: str) -> Any:
@@ -61,3 +61,23 @@ def __getattr__(name: str) -> Any:
     import importlib
 
     return getattr(importlib.import_module(f"rcdt_agent.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_environments() -> None:
+    """So that `gym.make` knows our tasks; without Gymnasium there is nothing to tell."""
+    try:
+        import gymnasium  # noqa: F401
+    except ModuleNotFoundError as error:
+        if error.name != "gymnasium":
+            raise
+        return
+    from rcdt_agent.tasks import register_environments
+
+    register_environments()
+
+
+_register_environments()

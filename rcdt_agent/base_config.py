@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
-from typing import Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import numpy as np
-from typing_extensions import Self
 
 from rcdt_agent.errors import InvalidArgumentError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 AUTO_PRESET = "auto"
 """The preset that goes by the device: `paper` with CUDA, `cpu` without."""

@@ -266,10 +266,10 @@ def test_formats_page_names_every_key_of_an_exported_policy(agent, tmp_path):
     words = set(re.findall(r"`([\w.]+)`", (ROOT / "docs" / "formats.md").read_text()))
     agent.export_onnx(tmp_path / "policy.onnx")
     model = onnx.load(tmp_path / "policy.onnx")
-    (entry,) = model.metadata_props
-    facts = json.loads(entry.value)
+    entries = {entry.key: entry.value for entry in model.metadata_props}
+    facts = json.loads(entries["rcdt_agent"])
     ports = {port.name for port in (*model.graph.input, *model.graph.output)}
-    for part in ({entry.key}, ports, facts, facts["conditioning"]):
+    for part in (entries, ports, facts, facts["conditioning"], facts["settings"]):
         assert set(part) <= words, set(part) - words
 
 

@@ -1,4 +1,4 @@
-"""The ONNX file against `predict`, over whole real episodes; and the example without torch."""
+"""The ONNX file: its graph, what it knows, the command; `test_onnx_agent.py` runs it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 import torch
 from conftest import QUICK
 from test_cli import rcdt
-from test_examples import ROOT, load
+from test_examples import ROOT
 
-from rcdt_agent import RCDT
+from rcdt_agent import RCDT, Config
+from rcdt_agent.cli import run_command
+from rcdt_agent.deploy import TokenCalibration
 from rcdt_agent.deploy.export import INPUTS, WindowPolicy
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.tasks.speed_limit import ENV_ID
+from rcdt_agent.onnx_agent import OnnxAgent
 
 
 @pytest.fixture(scope="module")
@@ -41,35 +43,11 @@ def facts(path):
     return session, json.loads(session.get_modelmeta().custom_metadata_map["rcdt_agent"])
 
 
-def test_a_whole_episode_acts_as_predict(exported):
-    """The example's loop beside the agent's, in the environment, step by step."""
-    agent = RCDT.load(exported / "agent.zip")
-    deployed = load("deploy_onnx").OnnxAgent(str(exported / "policy.onnx"))
-    for budget in (3.0, 12.0):
-        agent.set_cost_budget(budget)
-        deployed.begin(budget, agent.target_return)
-        env = gym.make(ENV_ID)
-        obs, _ = env.reset(seed=1)
-        state, done, seen = None, False, []
-        while not done:
-            action, state = agent.predict(obs, state)
-            ours = deployed.act(obs)
-            np.testing.assert_allclose(ours, action, atol=1e-5)
-            obs, reward, terminated, truncated, info = env.step(action)
-            state = state.observe(reward, info["cost"])
-            deployed.observe(reward, info["cost"])
-            done = terminated or truncated
-            seen.append(action)
-        assert len(seen) > 2 * agent.config.context_length  # the window moved on
-        assert np.ptp(seen) > 1e-3  # and the actions differ
-        assert deployed.cost_to_go == pytest.approx(state.cost_to_go[0], abs=1e-4)
-
-
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_any_number_of_windows(exported, size):
     session, known = facts(exported / "policy.onnx")
     rng = np.random.default_rng(0)
-    shape = (size, known["context_length"])
+    shape = (size, known["config"]["context_length"])
     inputs = {
         "observations": rng.normal(size=(*shape, 4)).astype(np.float32),
         "actions": rng.uniform(-1, 1, (*shape, 1)).astype(np.float32),
@@ -91,15 +69,14 @@ def test_what_the_file_knows(exported):
     session, known = facts(exported / "policy.onnx")
     agent = RCDT.load(exported / "agent.zip")
     agent.set_cost_budget(12.0)
-    assert known["cost_budget"] == 12.0
-    assert known["target_return"] == pytest.approx(agent.target_return)
-    assert known["context_length"] == agent.config.context_length
+    assert known["format_version"] == 2
+    assert known["settings"] == {"cost_budget": 12.0, "target_return": "auto"}
+    assert Config.from_dict(known["config"]) == agent.config
+    assert known["conditioning"] == agent.policy.conditioning.to_dict()
+    assert known["episode_length"] == agent.policy.episode_length
     assert (known["observation_shape"], known["action_shape"]) == ([4], [1])
     assert (known["action_low"], known["action_high"]) == ([-1.0], [1.0])
     assert known["num_timesteps"] == 40 and known["versions"]["torch"] == torch.__version__
-    table = known["target_returns"]
-    budget = table["cost_budgets"][37]
-    assert table["target_returns"][37] == pytest.approx(agent.resolve_target(budget))
     assert [i.name for i in session.get_inputs()] == list(INPUTS)
     assert {i.shape[1] for i in session.get_inputs()} == {agent.config.context_length}
     assert all(isinstance(i.shape[0], str) for i in session.get_inputs())
@@ -107,15 +84,22 @@ def test_what_the_file_knows(exported):
     assert str(ROOT).encode() not in model.SerializeToString()  # nothing of this machine
 
 
-def test_the_command_and_the_example_without_torch(exported):
-    """As a user would: `rcdt export`, then the example in a process of its own."""
-    path = exported / "by_command.onnx"
-    result = rcdt(
-        "export", str(exported / "agent.zip"), "--output", str(path), "--cost-budget", "7"
+def test_the_command_and_the_example_without_torch(exported, tmp_path):
+    """As a user would: `rcdt export` of a calibrated agent, then the example on its own."""
+    agent = RCDT.load(exported / "agent.zip")
+    rows = np.array([0.0, 5.0, 50.0])
+    agent.calibration = TokenCalibration(
+        tokens=rows, costs=rows, upper=rows + 1, confidence=0.95, n_episodes=20, seed=0
     )
+    agent.save(tmp_path / "calibrated.zip")
+    path = tmp_path / "by_command.onnx"
+    result = rcdt("export", str(tmp_path / "calibrated.zip"), str(path), "--cost-budget", "7")
     assert result.returncode == 0, result.stderr
     assert f"Policy: {path}" in result.stdout and "cost budget 7" in result.stdout
-    assert facts(path)[1]["cost_budget"] == 7.0
+    runner = OnnxAgent(path)
+    agent.set_cost_budget(7.0)
+    assert runner.cost_budget == 7.0 and runner.target_return == agent.target_return
+    np.testing.assert_array_equal(runner.conditioning.calibration.upper, rows + 1)
     example = subprocess.run(
         [sys.executable, ROOT / "examples" / "deploy_onnx.py", path],
         capture_output=True, text=True, check=False,
@@ -139,13 +123,14 @@ def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
         agent.action_space = space
         agent.learn(wide)
         agent.export_onnx(tmp_path / f"{name}.onnx")
-        deployed = load("deploy_onnx").OnnxAgent(str(tmp_path / f"{name}.onnx"))
-        state = None
+        runner = OnnxAgent(tmp_path / f"{name}.onnx")
+        state, outcome = None, ()
+        runner.reset()
         for obs in drivers.observations[:8]:
             action, state = agent.predict(obs, state)
-            np.testing.assert_allclose(deployed.act(obs), action, atol=3e-5)
-            state = state.observe(1.0, 9.0)  # soon below zero, where the floor acts
-            deployed.observe(1.0, 9.0)
+            np.testing.assert_allclose(runner.act(obs, *outcome), action, atol=1e-5, rtol=0)
+            outcome = 1.0, 9.0  # soon below zero, where the floor acts
+            state = state.observe(*outcome)
 
 
 def test_an_untrained_agent_cannot_be_exported(tmp_path):
@@ -153,8 +138,16 @@ def test_an_untrained_agent_cannot_be_exported(tmp_path):
         RCDT().export_onnx(tmp_path / "x.onnx")
 
 
-def test_what_acts_beside_the_policy_is_not_left_out_silently(agent, tmp_path):
+def test_a_shield_is_not_left_out_silently(agent, tmp_path):
     agent.set_deployment(shield_candidates=4)
     with pytest.raises(InvalidArgumentError, match="`shield_candidates` cannot be exported"):
         agent.export_onnx(tmp_path / "x.onnx")
-    assert not list(tmp_path.iterdir())
+    agent.save(tmp_path / "shielded.zip")
+    command = ["export", str(tmp_path / "shielded.zip"), str(tmp_path / "x.onnx")]
+    with pytest.raises(InvalidArgumentError, match="`rcdt export --without-shield`"):
+        run_command(command)
+    assert [path.name for path in tmp_path.iterdir()] == ["shielded.zip"]
+    with pytest.raises(InvalidArgumentError, match="Name one file to write"):
+        run_command([*command, "--output", "y.onnx"])
+    assert run_command([*command, "--without-shield"]) == 0
+    assert OnnxAgent(tmp_path / "x.onnx").metadata["config"]["shield_candidates"] == 0

@@ -196,11 +196,11 @@ class BudgetConditioned(EpisodeActing):
             self._forget_targets()
 
     def export_onnx(self, path: str | Path) -> None:
-        """Write the policy as an ONNX file for deployment without torch; see `deploy.export`.
+        """Write the policy as an ONNX file for deployment without torch; `OnnxAgent` runs it.
 
         Raises:
-            InvalidArgumentError: The agent is untrained, has a shield or a calibration (which the
-                file would lack), or the extra `onnx` is not installed.
+            InvalidArgumentError: The agent is untrained, has a shield (which the file would lack),
+                or the extra `onnx` is not installed.
             CheckpointError: The file cannot be written.
         """
         from rcdt_agent.deploy.export import export_onnx

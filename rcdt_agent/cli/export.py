@@ -8,27 +8,39 @@ from typing import Annotated
 import tyro
 
 from rcdt_agent.cli.console import check_output, echo
+from rcdt_agent.errors import InvalidArgumentError
+
+DEFAULT_OUTPUT = Path("policy.onnx")
 
 
 def export(
     agent: Annotated[Path, tyro.conf.Positional],
+    file: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="FILE")] = None,
     *,
-    output: Path = Path("policy.onnx"),
+    output: Path = DEFAULT_OUTPUT,
     cost_budget: Annotated[float | None, tyro.conf.arg(metavar="FLOAT")] = None,
+    without_shield: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Write a trained policy as an ONNX file, which runs without torch.
+    """Write a trained agent as an ONNX file, which `rcdt_agent.onnx_agent` runs without torch.
 
     Args:
         agent: A run folder or a checkpoint.
-        output: File to write.
-        cost_budget: Default budget noted in the file; otherwise the agent's own.
+        file: File to write.
+        output: The same, as an option.
+        cost_budget: Budget that the file begins with; otherwise the agent's own.
+        without_shield: Leave out the critic shield, which a file cannot hold.
     """
     from rcdt_agent.experiments.runs import open_budget_conditioned
 
+    if file is not None and output != DEFAULT_OUTPUT:
+        raise InvalidArgumentError(f"Name one file to write, got {file} and `--output {output}`.")
+    output = file or output
     check_output(output)
     loaded = open_budget_conditioned(agent, "exported to ONNX")
     if cost_budget is not None:
         loaded.set_cost_budget(cost_budget)
+    if without_shield:
+        loaded.set_deployment(shield_candidates=0)
     loaded.export_onnx(output)
     size = output.stat().st_size / 1e6
     echo(

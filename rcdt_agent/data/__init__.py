@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rcdt_agent.data.dataset import DatasetSummary, TrajectoryDataset
-from rcdt_agent.data.frontier import Frontier, Outcomes
-
 if TYPE_CHECKING:
+    from rcdt_agent.data.dataset import DatasetSummary, TrajectoryDataset
+    from rcdt_agent.data.frontier import Frontier, Outcomes
     from rcdt_agent.data.sampler import Batch, WindowSampler
 
 __all__ = [
@@ -19,11 +18,20 @@ __all__ = [
     "WindowSampler",
 ]
 
+# Loaded when first used: the sampler needs torch, a dataset Gymnasium, the others numpy alone.
+_LAZY = {
+    "Batch": "sampler",
+    "DatasetSummary": "dataset",
+    "Frontier": "frontier",
+    "Outcomes": "frontier",
+    "TrajectoryDataset": "dataset",
+    "WindowSampler": "sampler",
+}
+
 
 def __getattr__(name: str) -> Any:
-    """Load the sampler, which needs torch, when it is first used."""
-    if name not in ("Batch", "WindowSampler"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rcdt_agent.data import sampler
+    import importlib
 
-    return getattr(sampler, name)
+    return getattr(importlib.import_module(f"rcdt_agent.data.{_LAZY[name]}"), name)

@@ -1,9 +1,14 @@
 """Deployment: what an agent carries through an episode, and how its tokens are set."""
 
-from rcdt_agent.deploy.conditioning import Conditioning, TokenCalibration
-from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.vector_wrapper import VectorReturnCostTokens
-from rcdt_agent.deploy.wrappers import ReturnCostTokens
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rcdt_agent.deploy.conditioning import Conditioning, TokenCalibration
+    from rcdt_agent.deploy.state import AgentState
+    from rcdt_agent.deploy.vector_wrapper import VectorReturnCostTokens
+    from rcdt_agent.deploy.wrappers import ReturnCostTokens
 
 __all__ = [
     "AgentState",
@@ -12,3 +17,20 @@ __all__ = [
     "TokenCalibration",
     "VectorReturnCostTokens",
 ]
+
+# Loaded when first used: the wrappers need Gymnasium, the others numpy alone.
+_LAZY = {
+    "AgentState": "state",
+    "Conditioning": "conditioning",
+    "ReturnCostTokens": "wrappers",
+    "TokenCalibration": "conditioning",
+    "VectorReturnCostTokens": "vector_wrapper",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return getattr(importlib.import_module(f"rcdt_agent.deploy.{_LAZY[name]}"), name)

@@ -2,9 +2,9 @@
 
 The graph takes a window in the units of the task (observations as the environment gives them,
 actions of its action space, returns and costs to go as plain sums) and answers in the same units;
-all scaling is inside. What lies between two steps stays outside, because it is a few lines in any
-language: the window of the last K steps, and what is left to earn and to spend. What those lines
-need to know is in the file, as JSON under the metadata key `rcdt_agent`.
+all scaling is inside. What lies between two steps stays outside: the window of the last K steps,
+and the rules that turn a budget into tokens. `rcdt_agent.onnx_agent` runs them by the same code as
+the agent; what it needs to know is in the file, see `deploy.onnx_file`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write, versions
+from rcdt_agent.deploy.onnx_file import (
+    CHECKSUM_KEY,
+    FORMAT_VERSION,
+    INPUTS,
+    METADATA_KEY,
+    NO_CHECKSUM,
+    OUTPUTS,
+    seal,
+)
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.model import Window
@@ -30,9 +38,6 @@ from rcdt_agent.model import Window
 if TYPE_CHECKING:
     from rcdt_agent.algorithms.budgets import BudgetConditioned
 
-METADATA_KEY = "rcdt_agent"
-INPUTS = ("observations", "actions", "returns_to_go", "costs_to_go", "timesteps")
-OUTPUTS = ("action", "log_std")
 _OPSET = 18
 
 
@@ -83,30 +88,37 @@ def export_onnx(agent: BudgetConditioned, path: str | Path) -> None:
         raise InvalidArgumentError(
             "Exporting needs the extra: `pip install rcdt_agent[onnx]`."
         ) from error
-    _refuse_what_the_file_would_lack(agent)
+    _refuse_a_shield(agent)
     model = _onnx_model(agent.policy, agent.config.context_length)
     for node in model.graph.node:  # where the exporter notes source lines of this machine
         del node.metadata_props[:]
     # An operation on Python's own numbers would fix the batch, without a word.
     assert all(i.type.tensor_type.shape.dim[0].dim_param for i in model.graph.input)
-    onnx.helper.set_model_props(model, {METADATA_KEY: json.dumps(_metadata(agent))})
     onnx.checker.check_model(model)
+    content = serialize(model, _metadata(agent))
     with atomic_write(Path(path), CheckpointError) as partial:
-        partial.write_bytes(model.SerializeToString())
+        partial.write_bytes(content)
 
 
-def _refuse_what_the_file_would_lack(agent: BudgetConditioned) -> None:
-    shielded = bool(agent.policy.shield_candidates)
-    calibrated = agent.calibration is not None
-    for name, used, remedy in (
-        ("shield_candidates", shielded, "set_deployment(shield_candidates=0)"),
-        ("calibration", calibrated, "calibration = None"),
-    ):
-        if used:
-            raise InvalidArgumentError(
-                f"`{name}` cannot be exported: the file would act otherwise than `predict`. "
-                f"Switch it off first: `agent.{remedy}`."
-            )
+def serialize(model: Any, metadata: dict[str, Any]) -> bytes:
+    """A model with its metadata as the bytes of a file."""
+    import onnx
+
+    text = json.dumps(metadata, allow_nan=False)
+    onnx.helper.set_model_props(model, {METADATA_KEY: text, CHECKSUM_KEY: NO_CHECKSUM})
+    # Serialised messages one after the other are one message: so the checksum's value comes last.
+    last = onnx.ModelProto(metadata_props=model.metadata_props)
+    del model.metadata_props[:]
+    return seal(model.SerializeToString() + last.SerializeToString())
+
+
+def _refuse_a_shield(agent: BudgetConditioned) -> None:
+    if agent.policy.shield_candidates:
+        raise InvalidArgumentError(
+            "`shield_candidates` cannot be exported: the file would act otherwise than `predict`. "
+            "Switch the shield off first: `agent.set_deployment(shield_candidates=0)`, or "
+            "`rcdt export --without-shield`."
+        )
 
 
 def _onnx_model(policy: ConditionedPolicy, context_length: int) -> Any:
@@ -137,29 +149,18 @@ def _onnx_model(policy: ConditionedPolicy, context_length: int) -> Any:
 
 def _metadata(agent: BudgetConditioned) -> dict[str, Any]:
     """What the code around the graph has to know, as plain values."""
-    policy, conditioning = agent.policy, agent.policy.conditioning
-    budgets = np.linspace(0.0, float(policy.outcomes.costs.max()), 101)
+    policy = agent.policy
     return {
-        "context_length": agent.config.context_length,
+        "format_version": FORMAT_VERSION,
         "observation_shape": list(policy.observation_space.shape),
         "action_shape": list(policy.action_space.shape),
         "action_low": policy.normalizer.action_low.tolist(),
         "action_high": policy.normalizer.action_high.tolist(),
-        "cost_budget": agent.cost_budget,
-        "target_return": agent.target_return,
-        # The rules of `rcdt_agent.deploy.conditioning`.
-        "conditioning": {
-            "margin": conditioning.margin,
-            "ctg_floor": conditioning.ctg_floor,
-            "replan": conditioning.replan,
-            "exhausted_mode": conditioning.exhausted_mode,
-            "return_to_go": conditioning.table.to_dict(),
-        },
-        # What `target_return="auto"` asks for at these budgets; interpolate between them.
-        "target_returns": {
-            "cost_budgets": budgets.tolist(),
-            "target_returns": [agent.resolve_target(float(budget)) for budget in budgets],
-        },
+        # `Conditioning.from_dict` takes these two, as it does from a checkpoint.
+        "config": agent.config.to_dict(),
+        "conditioning": policy.conditioning.to_dict(),
+        "settings": agent.settings_to_save(),
+        "episode_length": policy.episode_length,
         "task": agent.task.id if agent.task else None,
         "num_timesteps": agent.num_timesteps,
         "fingerprint": agent.provenance.fingerprint,

@@ -16,6 +16,7 @@ from rcdt_agent.config import Config
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
+from rcdt_agent.deploy.checks import observation_rows
 from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
@@ -64,17 +65,7 @@ class Policy(nn.Module):
         Raises:
             InvalidArgumentError: Wrong shape, or not finite.
         """
-        shape = self.observation_space.shape
-        array = np.asarray(observation, dtype=np.float32)
-        single = array.shape == shape
-        if not single and array.shape[1:] != shape:
-            raise InvalidArgumentError(
-                f"`observation` must have shape {shape}, or (N, {', '.join(map(str, shape))}) for "
-                f"N environments, got {array.shape}."
-            )
-        if not np.isfinite(array).all():
-            raise InvalidArgumentError(f"`observation` must be finite, got {observation}.")
-        return array.reshape(1 if single else len(array), -1), single
+        return observation_rows(observation, self.observation_space.shape)
 
 
 class ConditionedPolicy(Policy):

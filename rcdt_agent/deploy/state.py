@@ -4,15 +4,31 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
 from rcdt_agent.errors import InvalidArgumentError, StateError
-from rcdt_agent.model import Window
+
+if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
+    import torch
+
+    from rcdt_agent.model import Window
+
+
+class StateUse:
+    """Whether anybody used the state of an episode after `predict` had returned it.
+
+    Shared by all states of the episode: dropping it (`action, _ = agent.predict(obs)`) would begin
+    a new episode, with the whole budget, at each step.
+    """
+
+    used = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StateUse:
+        return self
 
 
 class StateUse:
@@ -295,13 +311,12 @@ class AgentState:
         """RTG and CTG of the window (N, K) for targets (N,); zero for padding."""
         return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
 
-    def window(
-        self, target_return: Float32Array, cost_budget: Float32Array, device: torch.device
-    ) -> Window:
-        """What the policy network sees, without columns that are padding everywhere."""
+    def window_arrays(
+        self, target_return: Float32Array, cost_budget: Float32Array
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The fields of a `Window` for targets (N,), each (N, K, ...)."""
         rtg, ctg = self.tokens(target_return, cost_budget)
-        used = int(self.position.max()) + 1
-        arrays: dict[str, npt.NDArray[Any]] = {
+        return {
             "obs": self.obs,
             "actions": self.actions,
             "rtg": rtg,
@@ -309,6 +324,17 @@ class AgentState:
             "timesteps": self.timesteps,
             "mask": np.arange(self.obs.shape[1]) <= self.position[:, None],
         }
+
+    def window(
+        self, target_return: Float32Array, cost_budget: Float32Array, device: torch.device
+    ) -> Window:
+        """What the policy network sees, without columns that are padding everywhere."""
+        import torch
+
+        from rcdt_agent.model import Window
+
+        used = int(self.position.max()) + 1
+        arrays = self.window_arrays(target_return, cost_budget)
         return Window(**{k: torch.from_numpy(v[:, :used]).to(device) for k, v in arrays.items()})
 
     def _to_go(self, target: Float32Array, before: Float32Array) -> Float32Array:

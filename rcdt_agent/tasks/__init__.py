@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gymnasium as gym
-
 from rcdt_agent.tasks.registry import DSRL_TASKS, SPEED_LIMIT
 
 
 def register_environments() -> None:
     """Register SpeedLimit and `rcdt_agent/<task id>` with Gymnasium; imports no simulator."""
+    import gymnasium as gym
+
     if SPEED_LIMIT.id in gym.registry:
         return
     gym.register(SPEED_LIMIT.id, entry_point="rcdt_agent.tasks.speed_limit:SpeedLimitEnv")

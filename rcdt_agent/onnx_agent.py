@@ -1,0 +1,330 @@
+"""`OnnxAgent`: acts from an exported file with numpy and onnxruntime, without torch.
+
+What decides about tokens is the same code as the agent's: `deploy.state` and `deploy.conditioning`.
+Only the network runs elsewhere, so actions agree with those of `predict` to rounding.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from rcdt_agent._types import Float32Array
+from rcdt_agent.config import Config
+from rcdt_agent.deploy.checks import (
+    check_budget,
+    check_budgets,
+    check_targets,
+    observation_rows,
+)
+from rcdt_agent.deploy.conditioning import Conditioning, TargetReturn
+from rcdt_agent.deploy.onnx_file import (
+    INPUTS,
+    METADATA_KEY,
+    OUTPUTS,
+    as_file_error,
+    parse_metadata,
+    read_sealed,
+)
+from rcdt_agent.deploy.state import AgentState, StateUse
+from rcdt_agent.errors import CheckpointError, InvalidArgumentError, StateError
+
+__all__ = ["OnnxAgent"]
+
+
+class OnnxAgent:
+    """A trained policy from an ONNX file; budgets can change at any time.
+
+    One episode on a robot: `reset`, then `act` at every step. Many, or one at a time in a loop of
+    your own: `predict` and `state.observe`, as for `RCDT`.
+
+    Attributes:
+        conditioning: From budgets to tokens: margin, replanning, calibration.
+        observation_shape: Of one observation.
+        action_shape: Of one action.
+        context_length: Steps the policy looks back on, the present one included.
+        episode_length: Longest episode of the task and its training data.
+        metadata: All that the file says of itself.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        n_threads: int = 1,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+    ) -> None:
+        """Read a file that `agent.export_onnx` or `rcdt export` wrote, and act once with it.
+
+        Args:
+            path: The file.
+            n_threads: Of onnxruntime; networks of this size leave little to share.
+            providers: Where onnxruntime computes, the preferred first.
+
+        Raises:
+            CheckpointError: Not there, not ours, damaged, or of another format.
+        """
+        path = Path(path)
+        content = read_sealed(path)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = n_threads
+        options.log_severity_level = 3  # errors alone, and those are raised
+        with as_file_error(path):
+            self._session = onnxruntime.InferenceSession(
+                content, sess_options=options, providers=list(providers)
+            )
+        text = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
+        self.metadata: dict[str, Any] = parse_metadata(text, path)
+        self._episode: AgentState | None = None  # of `reset` and `act`
+        self._last_begun: StateUse | None = None  # of the last `predict` without a state
+        self._said_too_long = False
+        self._judged: set[tuple[float, float]] = set()
+        with as_file_error(path):
+            config = Config.from_dict(self.metadata["config"])
+            self.context_length = config.context_length
+            self.episode_length = int(self.metadata["episode_length"])
+            self.observation_shape = tuple(map(int, self.metadata["observation_shape"]))
+            self.action_shape = tuple(map(int, self.metadata["action_shape"]))
+            self.conditioning = Conditioning.from_dict(config, self.metadata["conditioning"])
+            self._target = lru_cache(1024)(self.conditioning.target_return)
+            settings = self.metadata["settings"]
+            self._cost_budget = check_budget(settings["cost_budget"])
+            self._target_request: TargetReturn = settings["target_return"]
+            self._check_ports()
+            nothing = np.zeros(self.observation_shape, dtype=np.float32)
+            action, _ = self.predict(nothing, self.begin())
+            if action.shape != self.action_shape or not np.isfinite(action).all():
+                raise CheckpointError(f"{path}: damaged, an action of it is {action}.")
+
+    # ------------------------------------------------------------ budgets
+
+    @property
+    def cost_budget(self) -> float:
+        """What an episode may cost."""
+        return self._cost_budget
+
+    @property
+    def target_return(self) -> float:
+        """What an episode is asked to return at the present budget."""
+        return self._target(self._cost_budget, self._target_request)
+
+    def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
+        """Say what an episode may cost from now on; also acts on episodes under way.
+
+        Args:
+            k: The budget, >= 0.
+            target_return: `auto`, `paper` or a number.
+
+        Warns:
+            UserWarning: The training data do not cover the request; once, with the numbers.
+        """
+        budget = check_budget(k)
+        target = self._target(budget, target_return)
+        if self._is_new(budget, target):
+            self.conditioning.warn_if_uncovered(budget, target)
+        self._cost_budget, self._target_request = budget, target_return
+
+    def _is_new(self, cost_budget: float, target_return: float) -> bool:
+        """Whether this request was not judged before: a warning comes once."""
+        request = cost_budget, target_return
+        new = request not in self._judged
+        self._judged.add(request)
+        return new
+
+    # ------------------------------------------------------------ one episode, held by the agent
+
+    def reset(self, cost_budget: float | None = None) -> None:
+        """Begin a new episode, which `act` then follows.
+
+        Args:
+            cost_budget: As `set_cost_budget`, from now on; None leaves the budget as it is.
+        """
+        if cost_budget is not None:
+            self.set_cost_budget(cost_budget)
+        self._episode = self.begin()
+
+    def act(
+        self, observation: Any, reward: float | None = None, cost: float | None = None
+    ) -> Float32Array:
+        """The next action in the episode that `reset` began.
+
+        Args:
+            observation: The present one.
+            reward: What the last action earned; not at the first step.
+            cost: What it cost; not at the first step.
+
+        Raises:
+            StateError: `reset` was not called, or reward and cost are missing, or there was no
+                action that they could belong to.
+        """
+        state = self.episode
+        waiting = bool(state.awaiting.any())
+        if waiting and (reward is None or cost is None):
+            raise StateError(
+                "`act` must be told what the last action earned and cost: "
+                "`agent.act(obs, reward, cost)`. If a new episode begins, call `agent.reset()` "
+                "first."
+            )
+        if not waiting and (reward is not None or cost is not None):
+            raise StateError(
+                "`act` was given a reward or cost, but no action of this episode has been taken: "
+                "the first step after `agent.reset()` is `agent.act(obs)`."
+            )
+        if reward is not None and cost is not None:
+            state = state.observe(reward, cost)
+        action, self._episode = self.predict(observation, state)
+        return action
+
+    @property
+    def episode(self) -> AgentState:
+        """The state of the episode that `reset` began: what is spent, and what is left."""
+        if self._episode is None:
+            raise StateError("No episode is running: call `agent.reset()` before `agent.act(obs)`.")
+        return self._episode
+
+    # ------------------------------------------------------------ many episodes, held by the caller
+
+    def begin(
+        self,
+        n_envs: int = 1,
+        cost_budget: npt.ArrayLike | None = None,
+        target_return: npt.ArrayLike | None = None,
+    ) -> AgentState:
+        """A state for episodes about to start, with budgets of their own if given.
+
+        Args:
+            n_envs: Number of environments.
+            cost_budget: A number or (N,); default: the agent's, also when it changes later.
+            target_return: A number or (N,); default: what the data show at the budget.
+
+        Warns:
+            UserWarning: The training data do not cover a budget; once, with the numbers.
+        """
+        own = cost_budget is not None or target_return is not None
+        budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
+        if target_return is not None:
+            target_return = check_targets(target_return, n_envs)
+        elif cost_budget is not None:
+            targets = np.array([self._target(float(budget), "auto") for budget in budgets])
+            for budget, target in zip(budgets.tolist(), targets.tolist(), strict=True):
+                if self._is_new(budget, target):
+                    self.conditioning.warn_if_uncovered(budget, target)
+            target_return = targets
+        self._last_begun = None  # whoever states that episodes begin has not lost one
+        return AgentState.begin(
+            n_envs,
+            context_length=self.context_length,
+            observation_size=int(np.prod(self.observation_shape)),
+            action_size=int(np.prod(self.action_shape)),
+            target_return=self.target_return if target_return is None else target_return,
+            cost_budget=budgets,
+            follows_agent=not own,
+        )
+
+    def predict(
+        self,
+        observation: Any,
+        state: AgentState | None = None,
+        episode_start: npt.ArrayLike | None = None,
+    ) -> tuple[Float32Array, AgentState]:
+        """The most likely action for one environment or many, and the state to hand back.
+
+        Args:
+            observation: One, or a batch with a leading axis.
+            state: What the last call returned, after `state.observe(reward, cost)`; None begins
+                new episodes.
+            episode_start: (N,) bool, which environments begin a new episode.
+
+        Raises:
+            InvalidArgumentError: The observation has the wrong shape or is not finite.
+            StateError: The state of the last call was dropped, or has not seen the outcome of its
+                last action.
+        """
+        if isinstance(observation, Mapping):
+            raise InvalidArgumentError(
+                "`observation` must be an array, got a dict. Give what the plain environment "
+                "returns, and its reward and cost to `state.observe`."
+            )
+        rows, single = observation_rows(observation, self.observation_shape)
+        if state is None:
+            current = self._begin_unasked(len(rows), episode_start)
+        else:
+            current = _handed_back(state, len(rows))
+        if episode_start is not None:
+            current = current.restart(episode_start)
+        if current.follows_agent:
+            current = current.with_targets(self.target_return, self.cost_budget)
+        current = current.push(rows)
+        self._warn_if_too_long(current)
+        actions = self._run(current)
+        shaped = actions.reshape(-1, *self.action_shape)
+        return (shaped[0] if single else shaped), current.with_action(actions)
+
+    def _begin_unasked(self, n_envs: int, episode_start: npt.ArrayLike | None) -> AgentState:
+        """New episodes for a `predict` without a state; `episode_start` says that it is meant."""
+        last = self._last_begun
+        stated = episode_start is not None and bool(np.all(episode_start))
+        if last is not None and not last.used and not stated:
+            raise StateError(
+                "`predict` was called without a state, and the state that the last such call "
+                "returned was never used: a new episode, with the whole budget, would begin at "
+                "each step. Hand it back: `action, state = agent.predict(obs, state)`, and "
+                "`state = state.observe(reward, cost)` after each step; or let the agent keep it: "
+                "`agent.reset()`, then `agent.act(obs, reward, cost)`. Where a new episode is "
+                "meant, say so: `agent.predict(obs, agent.begin())`."
+            )
+        state = self.begin(n_envs)
+        self._last_begun = state.use
+        return state
+
+    def _warn_if_too_long(self, state: AgentState) -> None:
+        """Say once that an episode is longer than any can be: was its state kept over a reset?"""
+        if not self._said_too_long and (state.steps > self.episode_length).any():
+            self._said_too_long = True
+            warnings.warn(
+                f"An episode has passed step {self.episode_length}, the longest of the task and "
+                f"its training data. If a new episode has begun meanwhile, the agent still counts "
+                f"what the last one earned and spent: begin each with `agent.reset()`, with "
+                f"`state=None`, or with `episode_start` for some of many.",
+                stacklevel=3,
+            )
+
+    def _run(self, state: AgentState) -> Float32Array:
+        """Actions (N, A) at the present step of each episode."""
+        window = state.window_arrays(*self.conditioning.targets(state))
+        inputs = {name: window[field] for name, field in INPUTS.items()}
+        actions = self._session.run(OUTPUTS[:1], inputs)[0]
+        return np.asarray(actions[np.arange(state.n_envs), state.position])
+
+    def _check_ports(self) -> None:
+        """Whether the graph takes and gives what the metadata say."""
+        length = self.context_length
+        sizes = {
+            "observations": [length, int(np.prod(self.observation_shape))],
+            "actions": [length, int(np.prod(self.action_shape))],
+        }
+        wanted = {name: sizes.get(name, [length]) for name in INPUTS}
+        found = {port.name: port.shape[1:] for port in self._session.get_inputs()}
+        if found != wanted or [port.name for port in self._session.get_outputs()] != list(OUTPUTS):
+            raise InvalidArgumentError(f"its inputs must be {wanted}, got {found}")
+
+
+def _handed_back(state: Any, n_envs: int) -> AgentState:
+    if not isinstance(state, AgentState):
+        raise InvalidArgumentError(
+            f"`state` must be what the last `predict` or `begin` returned, or None, got {state!r}."
+        )
+    if state.n_envs != n_envs:
+        raise InvalidArgumentError(
+            f"`state` is of {state.n_envs} environments, but there are {n_envs} observations; "
+            f"`agent.begin({n_envs})` is a state for as many."
+        )
+    state.use.used = True
+    return state
