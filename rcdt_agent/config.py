@@ -16,7 +16,7 @@ Weighting = Literal["none", "return_cost", "expert"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 KappaMode = Literal["critic", "episode", "token"]
 TokenShape = Literal["linear", "asinh"]
-Positions = Literal["episode", "window"]
+TimeEmbedding = Literal["learned", "fourier"]
 CostReduction = Literal["max", "min"]
 
 
@@ -52,8 +52,8 @@ class Config(BaseConfig):
     """On attention weights (P: one figure for all; C applies it here too)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
-    positions: Positions = "episode"
-    """What a token's place embeds: its step of the episode (P), or of the window (I)."""
+    time_embedding: TimeEmbedding = "learned"
+    """A learned row for each step of the episode (P), or smooth Fourier features of it (I)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -62,6 +62,8 @@ class Config(BaseConfig):
     """CTG token = CTG / scale. None: the cost limit of the weights (C: 1, and 50 - CTG)."""
     ctg_shape: TokenShape = "asinh"
     """`asinh` resolves small budgets among large costs, `linear` is C's (I)."""
+    token_rates: bool = False
+    """Tokens also hold what is to go per step left of the episode (I)."""
 
     # Data.
     sampling: Sampling = "trajectory"
@@ -85,6 +87,8 @@ class Config(BaseConfig):
     """c_lim of W. None: the suite's middle budget, or the median cost without a task (I)."""
     max_weight: float = 10.0
     """W is divided by its mean under the sampler, then clipped here (I)."""
+    weight_floor: float = 0.0
+    """Smallest W after that: no trajectory is left to the critic terms alone (I)."""
     expert_fraction: float = 0.1
     """Share of trajectories, by return, in the expert subset of `rdt` and `rvdt` (I)."""
 
@@ -102,6 +106,8 @@ class Config(BaseConfig):
     """(P)"""
     max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
+    ema_decay: float = 0.0
+    """The policy acts with an exponential moving average of its weights; 0: with the last (I)."""
     entropy_bonus: bool = True
     """Entropy with a learnt temperature, as C. The paper's objective has none."""
     initial_temperature: float = 0.1
@@ -176,7 +182,7 @@ _RULES: dict[str, Rule] = {
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
     "warmup_steps shield_candidates": (lambda v, _: v >= 0, ">= 0"),
-    "dropout attention_dropout discount cost_discount budget_margin": (
+    "dropout attention_dropout discount cost_discount budget_margin ema_decay": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
@@ -186,17 +192,15 @@ _RULES: dict[str, Rule] = {
         lambda v, _: v > 0,
         "> 0",
     ),
-    "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight": (
-        lambda v, _: v >= 0,
-        ">= 0",
-    ),
+    "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight "
+    "weight_floor": (lambda v, _: v >= 0, ">= 0"),
     "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
     "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
     "weighting": one_of(Weighting),
     "sampling": one_of(Sampling),
     "kappa_mode": one_of(KappaMode),
     "ctg_shape": one_of(TokenShape),
-    "positions": one_of(Positions),
+    "time_embedding": one_of(TimeEmbedding),
     "cost_reduction": one_of(CostReduction),
     "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
     "shield_candidates": (

@@ -259,6 +259,18 @@ def learning_rate(
     return peak * warm * share
 
 
+def ema_rate(step: int, decay: float) -> float:
+    """Share of the newest weights in the moving average, after a step.
+
+    Early averages forget faster, so that the initial weights are soon gone.
+
+    Args:
+        step: Steps made before this one.
+        decay: Of the average, once it is under way; in (0, 1).
+    """
+    return 1.0 - min(decay, (step + 1) / (step + 10))
+
+
 def episode_cost_factor(discount: float, horizon: int) -> float:
     """Episode cost per unit of mean discounted cost-to-go, for costs spread evenly over time.
 

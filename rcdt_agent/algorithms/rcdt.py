@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import gymnasium as gym
@@ -68,7 +69,9 @@ class RCDT(BudgetConditioned):
             generator=training.generators["batches"],
             sampling=config.sampling,
             cost_ceiling=config.cost_ceiling,
-            weights=normalize_weights(weights, torch.from_numpy(probabilities), config.max_weight),
+            weights=normalize_weights(
+                weights, torch.from_numpy(probabilities), config.max_weight, config.weight_floor
+            ),
             relabelling=Relabelling(
                 slack_fraction=config.relabel_fraction,
                 slack=policy.cost_limit,
@@ -80,8 +83,12 @@ class RCDT(BudgetConditioned):
         self.target_critics = target_network(policy.critics)
         self.multipliers = Multipliers(config.initial_temperature).to(self.device)
         training.modules = {"target_critics": self.target_critics, "multipliers": self.multipliers}
+        self.online = policy.transformer
+        if config.ema_decay:  # the policy holds the average, which acts; this one is trained
+            self.online = copy.deepcopy(policy.transformer)
+            training.modules["online"] = self.online
         groups: list[dict[str, Any]] = [
-            {"params": policy.transformer.parameters()},
+            {"params": self.online.parameters()},
             {"params": [self.multipliers.log_temperature], "weight_decay": 0.0},
         ]
         training.optimizers = {
@@ -99,7 +106,7 @@ class RCDT(BudgetConditioned):
             )
         training.counters = {"critic_start": round(config.critic_start * self.total_steps)}
         self._target_entropy = -float(dataset.action_size)
-        hidden = policy.transformer.hidden
+        hidden = self.online.hidden
         self._hidden = torch.compile(hidden) if config.compile else hidden
 
     # ------------------------------------------------------------ one iteration of Algorithm 1
@@ -117,6 +124,9 @@ class RCDT(BudgetConditioned):
         metrics |= self.policy_step(batch, with_critics=active)
         if active:
             update_target(self.target_critics, self.policy.critics, self.config.target_rate)
+        if self.config.ema_decay:
+            rate = losses.ema_rate(self.num_timesteps, self.config.ema_decay)
+            update_target(self.policy.transformer, self.online, rate)
         self.training.scaler.update()
         return metrics
 
@@ -173,7 +183,8 @@ class RCDT(BudgetConditioned):
     @torch.no_grad()
     def next_actions(self, batch: Batch) -> Tensor:
         """(B, T, A) the policy's own sampled action after each step, in [-1, 1]."""
-        self._set_training(False)
+        if self.policy.transformer.training:
+            self.policy.transformer.eval()
         policy: Gaussian = self.policy.transformer(
             self.policy.normalizer.window(batch.next_window())
         )
@@ -187,8 +198,8 @@ class RCDT(BudgetConditioned):
         that is no such mean, the scale of Q guidance, is computed from the whole batch first.
         """
         config, optimizer = self.config, self.training.optimizers["policy"]
-        transformer = self.policy.transformer
-        self._set_training(True)
+        if config.dropout or config.attention_dropout:
+            self.online.train()
         size = self.micro_batch_size(batch)
         noise = self._noise(batch) if with_critics else torch.zeros_like(batch.actions)
         swap = torch.rand((), generator=self.training.generators["noise"]) < 0.5
@@ -196,7 +207,7 @@ class RCDT(BudgetConditioned):
         scale = None
         if with_critics and config.q_guidance and len(parts) > 1:
             scale = self.q_scale(parts, swap)
-        parameters = list(transformer.parameters())
+        parameters = list(self.online.parameters())
         inputs = [*parameters, self.multipliers.log_temperature]
         optimizer.zero_grad()
         metrics: Metrics = {}
@@ -243,9 +254,9 @@ class RCDT(BudgetConditioned):
             with_critics: Whether the critics' terms act.
         """
         config, normalizer = self.config, self.policy.normalizer
-        window, transformer = normalizer.window(batch), self.policy.transformer
+        window = normalizer.window(batch)
         hidden = self._hidden(window)
-        policy: Gaussian = transformer.head(hidden)
+        policy: Gaussian = self.online.head(hidden)
         log_prob = policy.log_prob(window.actions)
         loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
         entropy = losses.masked_mean(policy.entropy(), batch.mask)
@@ -258,7 +269,7 @@ class RCDT(BudgetConditioned):
         if config.entropy_bonus:
             loss = loss - temperature.detach() * entropy
         if config.cost_head_weight:
-            logits = transformer.cost_logits(hidden, window.actions)
+            logits = self.online.cost_logits(hidden, window.actions)
             cost_head_loss = losses.cost_head_loss(logits, batch.costs, batch.mask)
             loss = loss + config.cost_head_weight * cost_head_loss
             terms["cost_head_loss"] = cost_head_loss.detach()
@@ -285,7 +296,7 @@ class RCDT(BudgetConditioned):
         for part, noise in parts:
             with self.autocast():
                 window = self.policy.normalizer.window(part)
-                policy = self.policy.transformer.head(self._hidden(window))
+                policy = self.online.head(self._hidden(window))
                 values = self.policy.critics(window.obs, policy.rsample(noise))
                 _, q_b = values["reward"].flip(0) if swap else values["reward"]
             scale += losses.q_scale(q_b, part.mask) * part.mask.sum() / n_steps
@@ -333,11 +344,6 @@ class RCDT(BudgetConditioned):
         if size is None and self.device.type == "cpu":
             size = self.policy.transformer.windows_within(CPU_MICRO_BATCH, n_steps)
         return min(size or n_windows, n_windows)
-
-    def _set_training(self, mode: bool) -> None:
-        """Dropout on or off; without any, the two modes are the same and switching costs time."""
-        if self.config.dropout or self.config.attention_dropout:
-            self.policy.transformer.train(mode)
 
     def _noise(self, batch: Batch) -> Tensor:
         return Gaussian.draw_noise(batch.actions, self.training.generators["noise"])

@@ -108,11 +108,11 @@ class ConditionedPolicy(Policy):
         self.cost_discount = config.cost_discount
         self.shield_candidates = config.shield_candidates
         sizes = len(normalizer.obs_mean), len(normalizer.action_low)
-        in_episode = config.positions == "episode"
         self.transformer = PolicyTransformer(
             *sizes,
-            n_timesteps=config.context_length + (episode_length if in_episode else 0),
-            absolute_timesteps=in_episode,
+            episode_length=episode_length,
+            smooth_time=config.time_embedding == "fourier",
+            token_features=normalizer.token_features,
             n_layers=config.n_layers,
             n_heads=config.n_heads,
             width=config.embedding_size,
@@ -135,6 +135,8 @@ class ConditionedPolicy(Policy):
     ) -> ConditionedPolicy:
         """An untrained policy; everything that depends on the data is fixed here."""
         outcomes = dataset.outcomes
+        longest = int(dataset.lengths.max())
+        episode_length = max(longest, task.episode_length if task else 0)
         reference = task.reference_budget if task else outcomes.typical_cost
         cost_limit = max(reference, 1e-3) if config.cost_limit is None else config.cost_limit
         normalizer = Normalizer.fit(
@@ -144,6 +146,7 @@ class ConditionedPolicy(Policy):
             rtg_scale=config.rtg_scale or float(np.ptp(outcomes.returns)) or 1.0,
             ctg_scale=config.ctg_scale or max(cost_limit, 1e-3),
             ctg_shape=config.ctg_shape,
+            episode_length=episode_length if config.token_rates else None,
         )
         table = ReturnToGoTable.fit(dataset, quantile=config.target_quantile, cost_unit=cost_limit)
         published: tuple[tuple[float, float], ...] = ()
@@ -160,7 +163,7 @@ class ConditionedPolicy(Policy):
             normalizer,
             conditioning,
             **spaces,
-            episode_length=max(int(dataset.lengths.max()), task.episode_length if task else 0),
+            episode_length=episode_length,
             cost_limit=cost_limit,
         )
         sums = {
@@ -261,7 +264,7 @@ class ConditionedPolicy(Policy):
             )
         return cls(
             config,
-            Normalizer(*sizes, config.ctg_shape),
+            Normalizer(*sizes, config.ctg_shape, lengths[0] if config.token_rates else None),
             Conditioning.from_dict(config, values["conditioning"]),
             observation_space,
             action_space,
