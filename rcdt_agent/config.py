@@ -17,7 +17,7 @@ Sampling = Literal["trajectory", "transition", "cost_tilted"]
 KappaMode = Literal["critic", "episode", "token"]
 TokenShape = Literal["linear", "asinh"]
 TimeEmbedding = Literal["learned", "fourier"]
-CostReduction = Literal["max", "min"]
+CriticInputs = Literal["state", "token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,14 +124,24 @@ class Config(BaseConfig):
     """Adam (P)."""
     critic_max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
-    target_rate: float = 0.01
-    """Soft update of the target networks (P)."""
+    critic_inputs: CriticInputs = "state"
+    """`state`: Q(s, a) and C(s, a), which look beyond time limits (P). `token`: they also see the
+    cost-to-go and the time, and end with the episode, as the tokens do (I)."""
+    target_rate: float | None = None
+    """Soft update of the target networks; P: 0.01. None: that, or more where training is too short
+    for it to converge (I)."""
     discount: float = 0.99
     """Of the reward critic (I)."""
     cost_discount: float = 0.99
     """Of the cost critic (I)."""
-    cost_reduction: CostReduction = "max"
-    """Which twin the cost target takes: max is pessimistic about cost (I)."""
+    target_pessimism: float = 0.5
+    """How far TD targets lean from the twins' mean, in units of their difference: 0.5 takes the
+    smaller twin of Q, as double Q-learning does (P), and the larger of C; 0 the mean (I)."""
+    cost_pessimism: float = 0.5
+    """The same where a cost is used: in the penalty and the shield (I)."""
+    held_out_fraction: float = 0.1
+    """Share of trajectories that the critics are never trained on: their error there is logged, and
+    a critic term waits until its critic is better than a constant (I)."""
     critic_start: float = 0.25
     """Share of training after which critics, their terms and lambda begin (P: 50k of 200k)."""
 
@@ -182,18 +192,18 @@ _RULES: dict[str, Rule] = {
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
     "warmup_steps shield_candidates": (lambda v, _: v >= 0, ">= 0"),
-    "dropout attention_dropout discount cost_discount budget_margin ema_decay": (
+    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
-    "critic_start target_rate expert_fraction target_quantile pareto_fraction relabel_fraction "
+    "critic_start expert_fraction target_quantile pareto_fraction relabel_fraction "
     "final_learning_rate": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
     "critic_learning_rate max_grad_norm critic_max_grad_norm max_weight initial_temperature": (
         lambda v, _: v > 0,
         "> 0",
     ),
     "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight "
-    "weight_floor": (lambda v, _: v >= 0, ">= 0"),
+    "weight_floor target_pessimism cost_pessimism": (lambda v, _: v >= 0, ">= 0"),
     "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
     "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
     "weighting": one_of(Weighting),
@@ -201,7 +211,8 @@ _RULES: dict[str, Rule] = {
     "kappa_mode": one_of(KappaMode),
     "ctg_shape": one_of(TokenShape),
     "time_embedding": one_of(TimeEmbedding),
-    "cost_reduction": one_of(CostReduction),
+    "critic_inputs": one_of(CriticInputs),
+    "target_rate": (lambda v, _: v is None or 0 <= v <= 1, "in [0, 1] or None"),
     "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
     "shield_candidates": (
         lambda v, c: not v or c.cost_penalty,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Config
 from rcdt_agent.critics import TwinCritics
@@ -105,7 +106,9 @@ class ConditionedPolicy(Policy):
         self.conditioning = conditioning
         self.episode_length = episode_length
         self.cost_limit = cost_limit
+        self.token_critics = config.critic_inputs == "token"
         self.cost_discount = config.cost_discount
+        self.cost_pessimism = config.cost_pessimism
         self.shield_candidates = config.shield_candidates
         sizes = len(normalizer.obs_mean), len(normalizer.action_low)
         self.transformer = PolicyTransformer(
@@ -125,6 +128,7 @@ class ConditionedPolicy(Policy):
         self.critics = TwinCritics(
             dict.fromkeys(config.critic_signals, 1.0),
             *sizes,
+            context_size=normalizer.token_features + 1 if self.token_critics else 0,
             width=config.critic_width,
             n_layers=config.critic_layers,
         )
@@ -179,6 +183,23 @@ class ConditionedPolicy(Policy):
         """Returns and costs of the training episodes."""
         return self.conditioning.outcomes
 
+    def critic_context(self, ctg: Tensor, timesteps: Tensor) -> Tensor | None:
+        """(..., X) what critics see besides state and action; None if it is nothing.
+
+        Args:
+            ctg: (...,) cost-to-go, in units of the task.
+            timesteps: (...,) step of the episode.
+        """
+        if not self.token_critics:
+            return None
+        passed = timesteps.clamp(max=self.episode_length)[..., None] / self.episode_length
+        return torch.cat((self.normalizer.ctg(ctg, timesteps), passed), dim=-1)
+
+    def cost_allowance(self, ctg: Tensor, timesteps: Tensor) -> Tensor:
+        """(...,) what the cost critic says of spending `ctg` evenly over the steps left."""
+        steps_left = self.episode_length - timesteps
+        return losses.cost_allowance(ctg, steps_left, self.cost_discount, finite=self.token_critics)
+
     def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
         """Action distribution, in [-1, 1], of windows in task units."""
         distribution: Gaussian = self.transformer(
@@ -224,15 +245,22 @@ class ConditionedPolicy(Policy):
     def _shielded(
         self, state: AgentState, policy: Gaussian, chosen: Tensor, left: Float32Array
     ) -> tuple[Tensor, BoolArray]:
+        steps = torch.from_numpy(state.steps - 1).to(self.device)
+        to_go = torch.from_numpy(left).to(self.device)
         shield = CriticShield(
             critics=self.critics,
-            cost_discount=self.cost_discount,
-            episode_length=self.episode_length,
             n_candidates=self.shield_candidates,
+            cost_pessimism=self.cost_pessimism,
         )
         newest = state.obs[np.arange(state.n_envs), state.position]
         obs = self.normalizer.obs(torch.from_numpy(newest).to(self.device))
-        return shield.choose(obs, policy, chosen, left, state.steps - 1)
+        return shield.choose(
+            obs,
+            policy,
+            chosen,
+            self.cost_allowance(to_go, steps),
+            self.critic_context(to_go, steps),
+        )
 
     def configure(self, config: Config) -> None:
         """Take over the deployment settings of a configuration."""
