@@ -25,7 +25,8 @@ class Config(BaseConfig):
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
-    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt, rcdt (P), or rcdt-plus (ours)."""
+    """Components: dt, qt, rdt, rvdt, cdt, wdt, wqdt (tvcdt), wcdt, qcdt or rcdt (P); with `-paper`
+    after it, everything else too is the paper's literal reading (see `PAPER`)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -52,8 +53,8 @@ class Config(BaseConfig):
     """On attention weights (P: one figure for all; C applies it here too)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
-    time_embedding: TimeEmbedding = "learned"
-    """A learned row for each step of the episode (P), or smooth Fourier features of it (I)."""
+    time_embedding: TimeEmbedding = "fourier"
+    """Smooth Fourier features of the step of the episode (I), or a learned row for each (P)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -62,12 +63,12 @@ class Config(BaseConfig):
     """CTG token = CTG / scale. None: the cost limit of the weights (C: 1, and 50 - CTG)."""
     ctg_shape: TokenShape = "asinh"
     """`asinh` resolves small budgets among large costs, `linear` is C's (I)."""
-    token_rates: bool = False
-    """Tokens also hold what is to go per step left of the episode (I)."""
+    token_rates: bool = True
+    """Tokens also hold what is to go per step left of the episode (I; P: they do not)."""
 
     # Data.
-    sampling: Sampling = "trajectory"
-    """Uniform over trajectories (P), over transitions, or tilted to low cost (C)."""
+    sampling: Sampling = "transition"
+    """Uniform over transitions (I), over trajectories (P), or tilted to low cost (C)."""
     cost_ceiling: float = 70.0
     """For `cost_tilted`: probability proportional to max(0, ceiling - cost) (C)."""
     pareto_fraction: float = 0.0
@@ -75,8 +76,9 @@ class Config(BaseConfig):
     pareto_increase: float = 0.1
     """Largest increase of the relabelled return, as a share of the range of returns (I)."""
 
-    relabel_fraction: float = 0.0
-    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I)."""
+    relabel_fraction: float = 0.5
+    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I;
+    P: 0)."""
 
     # Trajectory weights.
     alpha: float = 1.0
@@ -87,8 +89,8 @@ class Config(BaseConfig):
     """c_lim of W. None: the suite's middle budget, or the median cost without a task (I)."""
     max_weight: float = 10.0
     """W is divided by its mean under the sampler, then clipped here (I)."""
-    weight_floor: float = 0.0
-    """Smallest W after that: no trajectory is left to the critic terms alone (I)."""
+    weight_floor: float = 0.2
+    """Smallest W after that: no trajectory is left to the critic terms alone (I; P: 0)."""
     expert_fraction: float = 0.1
     """Share of trajectories, by return, in the expert subset of `rdt` and `rvdt` (I)."""
 
@@ -106,8 +108,9 @@ class Config(BaseConfig):
     """(P)"""
     max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
-    ema_decay: float = 0.0
-    """The policy acts with an exponential moving average of its weights; 0: with the last (I)."""
+    ema_decay: float = 0.998
+    """The policy acts with an exponential moving average of its weights (I); 0: with the last
+    (P)."""
     entropy_bonus: bool = True
     """Entropy with a learnt temperature, as C. The paper's objective has none."""
     initial_temperature: float = 0.1
@@ -124,9 +127,9 @@ class Config(BaseConfig):
     """Adam (P)."""
     critic_max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
-    critic_inputs: CriticInputs = "state"
-    """`state`: Q(s, a) and C(s, a), which look beyond time limits (P). `token`: they also see the
-    cost-to-go and the time, and end with the episode, as the tokens do (I)."""
+    critic_inputs: CriticInputs = "token"
+    """`token`: Q and C also see the cost-to-go and the time, and end with the episode, as the
+    tokens do (I). `state`: Q(s, a) and C(s, a), which look beyond time limits (P)."""
     target_rate: float | None = None
     """Soft update of the target networks; P: 0.01. None: that, or more where training is too short
     for it to converge (I)."""
@@ -134,25 +137,25 @@ class Config(BaseConfig):
     """Of the reward critic (I)."""
     cost_discount: float = 0.99
     """Of the cost critic (I)."""
-    target_pessimism: float = 0.5
-    """How far TD targets lean from the twins' mean, in units of their difference: 0.5 takes the
-    smaller twin of Q, as double Q-learning does (P), and the larger of C; 0 the mean (I)."""
+    target_pessimism: float = 0.0
+    """How far TD targets lean from the twins' mean, in units of their difference: 0 takes the mean
+    (I), 0.5 the smaller twin of Q, as double Q-learning does, and the larger of C (P)."""
     cost_pessimism: float = 0.5
     """The same where a cost is used: in the penalty and the shield (I)."""
     held_out_fraction: float = 0.1
     """Share of trajectories that the critics are never trained on: their error there is logged, and
-    a critic term waits until its critic is better than a constant (I)."""
+    a critic term waits until its critic is better than a constant (I; P: 0, no check)."""
     critic_start: float = 0.25
     """Share of training after which critics, their terms and lambda begin (P: 50k of 200k)."""
 
     # Critic terms of the policy loss.
-    eta: float = 0.3
+    eta: float = 0.1
     """Coefficient of Q guidance; grid {0.1, 0.3, 0.5} (P)."""
     kappa: float = 10.0
     """Reference cost level of dual ascent (P)."""
-    kappa_mode: KappaMode = "critic"
-    """`critic`: kappa is compared with the critic's mean (P). `episode`: with an episode's cost.
-    `token`: each step's cost-to-go token takes the place of kappa (I)."""
+    kappa_mode: KappaMode = "token"
+    """`token`: each step's cost-to-go token takes the place of kappa (I). `critic`: kappa is
+    compared with the critic's mean (P). `episode`: with an episode's cost (I)."""
     lambda_step: float = 3e-4
     """Step of dual ascent (P)."""
     lambda_max: float = 5.0
@@ -163,12 +166,15 @@ class Config(BaseConfig):
     """Share of the budget held back: the cost-to-go token asks for the rest (I)."""
     ctg_floor: float | None = None
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
-    target_quantile: float = 0.9
+    target_quantile: float = 0.99
     """Quantile of returns within the budget that `target_return="auto"` asks for (I)."""
-    replan: bool = False
+    cautious_quantile: float | None = 0.5
+    """With `replan`, the return asked for falls towards this quantile as the episode spends ahead
+    of an even pace, and is there when the budget is spent; None: it does not (I)."""
+    replan: bool = True
     """Never ask for more than the data show at this step with what is left of the budget (I)."""
-    exhausted_mode: bool = False
-    """Once the budget is spent: CTG 0, the data's return at no cost, the least-cost action (I)."""
+    exhausted_mode: bool = True
+    """Once the budget is spent: CTG 0, and the data's return at no cost (I)."""
     shield_candidates: int = 0
     """Actions the critic shield chooses from when the policy's own does not fit; 0: none (I)."""
 
@@ -211,6 +217,10 @@ _RULES: dict[str, Rule] = {
     "kappa_mode": one_of(KappaMode),
     "ctg_shape": one_of(TokenShape),
     "time_embedding": one_of(TimeEmbedding),
+    "cautious_quantile": (
+        lambda v, c: v is None or (c.replan and 0 <= v <= c.target_quantile),
+        "in [0, target_quantile] with `replan`, or None",
+    ),
     "critic_inputs": one_of(CriticInputs),
     "target_rate": (lambda v, _: v is None or 0 <= v <= 1, "in [0, 1] or None"),
     "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
@@ -266,24 +276,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rdt": {**_PLAIN, "cost_token": False, "weighting": "expert"},
     "rvdt": {**_PLAIN, "cost_token": False, "weighting": "expert", "q_guidance": True},
     "cdt": {**_PLAIN},
+    "wdt": {"q_guidance": False, "cost_penalty": False},
     "wqdt": _WQDT,
     "tvcdt": _WQDT,
     "wcdt": {"q_guidance": False},
     "qcdt": {"weighting": "none"},
     "rcdt": {},
-    "rcdt-plus": {
-        "relabel_fraction": 0.5,
-        "sampling": "transition",
-        "eta": 0.1,
-        "kappa_mode": "token",
-        "target_quantile": 0.97,
-        "budget_margin": 0.2,
-        "replan": True,
-        "exhausted_mode": True,
-    },
 }
-"""The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
-`rcdt-plus`: RCDT with the departures that measurements recommend."""
+"""The paper's variants as components of the one class, and `wdt`, the weights alone (`tvcdt` is
+another name of `wqdt`)."""
+
+PAPER: dict[str, Any] = {
+    "time_embedding": "learned",
+    "token_rates": False,
+    "sampling": "trajectory",
+    "relabel_fraction": 0.0,
+    "weight_floor": 0.0,
+    "ema_decay": 0.0,
+    "critic_inputs": "state",
+    "target_rate": 0.01,
+    "target_pessimism": 0.5,
+    "held_out_fraction": 0.0,
+    "eta": 0.3,
+    "kappa_mode": "critic",
+    "target_quantile": 0.9,
+    "cautious_quantile": None,
+    "replan": False,
+    "exhausted_mode": False,
+}
+"""What turns a variant into the paper's literal reading, as in `rcdt-paper`."""
+
+DEFAULT_VARIANT = "rcdt"
 
 
 def make_config(preset: str = "paper", variant: str | None = None, **overrides: Any) -> Config:
@@ -291,13 +314,20 @@ def make_config(preset: str = "paper", variant: str | None = None, **overrides: 
 
     Args:
         preset: A key of `PRESETS`.
-        variant: A key of `VARIANTS`; default: `rcdt` with preset `paper`, else `rcdt-plus`.
+        variant: A key of `VARIANTS`, also with `-paper` after it; default: `DEFAULT_VARIANT`.
         **overrides: Fields of `Config`.
 
     Raises:
         InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
     """
-    name = (variant or ("rcdt" if preset == "paper" else "rcdt-plus")).lower()
-    if name not in VARIANTS:
-        raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
-    return preset_config(Config, PRESETS, preset, VARIANTS[name], {"variant": name}, overrides)
+    name = (variant or DEFAULT_VARIANT).lower()
+    components = name.removesuffix("-paper")
+    if components not in VARIANTS:
+        raise InvalidArgumentError(
+            f"`variant` must be one of {tuple(VARIANTS)}, or one of them with '-paper' after it, "
+            f"got {variant!r}."
+        )
+    literal = PAPER if name != components else {}
+    return preset_config(
+        Config, PRESETS, preset, literal, VARIANTS[components], {"variant": name}, overrides
+    )

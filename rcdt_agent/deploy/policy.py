@@ -152,14 +152,20 @@ class ConditionedPolicy(Policy):
             ctg_shape=config.ctg_shape,
             episode_length=episode_length if config.token_rates else None,
         )
-        table = ReturnToGoTable.fit(dataset, quantile=config.target_quantile, cost_unit=cost_limit)
+        tables = [
+            None
+            if level is None
+            else ReturnToGoTable.fit(dataset, quantile=level, cost_unit=cost_limit)
+            for level in (config.target_quantile, config.cautious_quantile)
+        ]
         published: tuple[tuple[float, float], ...] = ()
         if task and task.published_targets:
             published = tuple(zip(task.budgets, task.published_targets, strict=True))
         conditioning = Conditioning.from_config(
             config,
             outcomes=outcomes,
-            table=table,
+            table=tables[0],
+            cautious_table=tables[1],
             published=published,
         )
         policy = cls(
@@ -266,7 +272,7 @@ class ConditionedPolicy(Policy):
         """Take over the deployment settings of a configuration."""
         data = {
             name: getattr(self.conditioning, name)
-            for name in ("outcomes", "table", "published", "calibration")
+            for name in ("outcomes", "table", "cautious_table", "published", "calibration")
         }
         self.conditioning = Conditioning.from_config(config, **data)
         self.shield_candidates = config.shield_candidates
