@@ -25,8 +25,8 @@ Weighting = Literal["none", "return_cost", "expert"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 KappaMode = Literal["critic", "episode", "token"]
 TokenShape = Literal["linear", "asinh"]
-Positions = Literal["episode", "window"]
-CostReduction = Literal["max", "min"]
+TimeEmbedding = Literal["learned", "fourier"]
+CriticInputs = Literal["state", "token"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,8 @@ class Config(BaseConfig):
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
     variant: str = "rcdt"
-    """dt, qt, rdt, rvdt, cdt, wqdt (tvcdt), wcdt, qcdt, rcdt (P), or rcdt-plus (ours)."""
+    """Components: dt, qt, rdt, rvdt, cdt, wdt, wqdt (tvcdt), wcdt, qcdt or rcdt (P); with `-paper`
+    after it, everything else too is the paper's literal reading (see `PAPER`)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -61,8 +62,8 @@ class Config(BaseConfig):
     """On attention weights (P: one figure for all; C applies it here too)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
-    positions: Positions = "episode"
-    """What a token's place embeds: its step of the episode (P), or of the window (I)."""
+    time_embedding: TimeEmbedding = "fourier"
+    """Smooth Fourier features of the step of the episode (I), or a learned row for each (P)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -71,10 +72,12 @@ class Config(BaseConfig):
     """CTG token = CTG / scale. None: the cost limit of the weights (C: 1, and 50 - CTG)."""
     ctg_shape: TokenShape = "asinh"
     """`asinh` resolves small budgets among large costs, `linear` is C's (I)."""
+    token_rates: bool = True
+    """Tokens also hold what is to go per step left of the episode (I; P: they do not)."""
 
     # Data.
-    sampling: Sampling = "trajectory"
-    """Uniform over trajectories (P), over transitions, or tilted to low cost (C)."""
+    sampling: Sampling = "transition"
+    """Uniform over transitions (I), over trajectories (P), or tilted to low cost (C)."""
     cost_ceiling: float = 70.0
     """For `cost_tilted`: probability proportional to max(0, ceiling - cost) (C)."""
     pareto_fraction: float = 0.0
@@ -82,8 +85,9 @@ class Config(BaseConfig):
     pareto_increase: float = 0.1
     """Largest increase of the relabelled return, as a share of the range of returns (I)."""
 
-    relabel_fraction: float = 0.0
-    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I)."""
+    relabel_fraction: float = 0.5
+    """Share of windows whose CTG gains a random slack, so that the token means "at most" (I;
+    P: 0)."""
 
     # Trajectory weights.
     alpha: float = 1.0
@@ -94,6 +98,8 @@ class Config(BaseConfig):
     """c_lim of W. None: the suite's middle budget, or the median cost without a task (I)."""
     max_weight: float = 10.0
     """W is divided by its mean under the sampler, then clipped here (I)."""
+    weight_floor: float = 0.2
+    """Smallest W after that: no trajectory is left to the critic terms alone (I; P: 0)."""
     expert_fraction: float = 0.1
     """Share of trajectories, by return, in the expert subset of `rdt` and `rvdt` (I)."""
 
@@ -111,6 +117,9 @@ class Config(BaseConfig):
     """(P)"""
     max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
+    ema_decay: float = 0.998
+    """The policy acts with an exponential moving average of its weights (I); 0: with the last
+    (P)."""
     entropy_bonus: bool = True
     """Entropy with a learnt temperature, as C. The paper's objective has none."""
     initial_temperature: float = 0.1
@@ -127,25 +136,35 @@ class Config(BaseConfig):
     """Adam (P)."""
     critic_max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
-    target_rate: float = 0.01
-    """Soft update of the target networks (P)."""
+    critic_inputs: CriticInputs = "token"
+    """`token`: Q and C also see the cost-to-go and the time, and end with the episode, as the
+    tokens do (I). `state`: Q(s, a) and C(s, a), which look beyond time limits (P)."""
+    target_rate: float | None = None
+    """Soft update of the target networks; P: 0.01. None: that, or more where training is too short
+    for it to converge (I)."""
     discount: float = 0.99
     """Of the reward critic (I)."""
     cost_discount: float = 0.99
     """Of the cost critic (I)."""
-    cost_reduction: CostReduction = "max"
-    """Which twin the cost target takes: max is pessimistic about cost (I)."""
+    target_pessimism: float = 0.0
+    """How far TD targets lean from the twins' mean, in units of their difference: 0 takes the mean
+    (I), 0.5 the smaller twin of Q, as double Q-learning does, and the larger of C (P)."""
+    cost_pessimism: float = 0.5
+    """The same where a cost is used: in the penalty and the shield (I)."""
+    held_out_fraction: float = 0.1
+    """Share of trajectories that the critics are never trained on: their error there is logged, and
+    a critic term waits until its critic is better than a constant (I; P: 0, no check)."""
     critic_start: float = 0.25
     """Share of training after which critics, their terms and lambda begin (P: 50k of 200k)."""
 
     # Critic terms of the policy loss.
-    eta: float = 0.3
+    eta: float = 0.1
     """Coefficient of Q guidance; grid {0.1, 0.3, 0.5} (P)."""
     kappa: float = 10.0
     """Reference cost level of dual ascent (P)."""
-    kappa_mode: KappaMode = "critic"
-    """`critic`: kappa is compared with the critic's mean (P). `episode`: with an episode's cost.
-    `token`: each step's cost-to-go token takes the place of kappa (I)."""
+    kappa_mode: KappaMode = "token"
+    """`token`: each step's cost-to-go token takes the place of kappa (I). `critic`: kappa is
+    compared with the critic's mean (P). `episode`: with an episode's cost (I)."""
     lambda_step: float = 3e-4
     """Step of dual ascent (P)."""
     lambda_max: float = 5.0
@@ -156,12 +175,15 @@ class Config(BaseConfig):
     """Share of the budget held back: the cost-to-go token asks for the rest (I)."""
     ctg_floor: float | None = None
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
-    target_quantile: float = 0.9
+    target_quantile: float = 0.99
     """Quantile of returns within the budget that `target_return="auto"` asks for (I)."""
-    replan: bool = False
+    cautious_quantile: float | None = 0.5
+    """With `replan`, the return asked for falls towards this quantile as the episode spends ahead
+    of an even pace, and is there when the budget is spent; None: it does not (I)."""
+    replan: bool = True
     """Never ask for more than the data show at this step with what is left of the budget (I)."""
-    exhausted_mode: bool = False
-    """Once the budget is spent: CTG 0, the data's return at no cost, the least-cost action (I)."""
+    exhausted_mode: bool = True
+    """Once the budget is spent: CTG 0, and the data's return at no cost (I)."""
     shield_candidates: int = 0
     """Actions the critic shield chooses from when the policy's own does not fit; 0: none (I)."""
 
@@ -185,28 +207,31 @@ _RULES: dict[str, Rule] = {
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
     "warmup_steps shield_candidates": (lambda v, _: v >= 0, ">= 0"),
-    "dropout attention_dropout discount cost_discount budget_margin": (
+    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
-    "critic_start target_rate expert_fraction target_quantile pareto_fraction relabel_fraction "
+    "critic_start expert_fraction target_quantile pareto_fraction relabel_fraction "
     "final_learning_rate": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
     "critic_learning_rate max_grad_norm critic_max_grad_norm max_weight initial_temperature": (
         lambda v, _: v > 0,
         "> 0",
     ),
-    "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight": (
-        lambda v, _: v >= 0,
-        ">= 0",
-    ),
+    "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight "
+    "weight_floor target_pessimism cost_pessimism": (lambda v, _: v >= 0, ">= 0"),
     "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
     "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
     "weighting": one_of(Weighting),
     "sampling": one_of(Sampling),
     "kappa_mode": one_of(KappaMode),
     "ctg_shape": one_of(TokenShape),
-    "positions": one_of(Positions),
-    "cost_reduction": one_of(CostReduction),
+    "time_embedding": one_of(TimeEmbedding),
+    "cautious_quantile": (
+        lambda v, c: v is None or (c.replan and 0 <= v <= c.target_quantile),
+        "in [0, target_quantile] with `replan`, or None",
+    ),
+    "critic_inputs": one_of(CriticInputs),
+    "target_rate": (lambda v, _: v is None or 0 <= v <= 1, "in [0, 1] or None"),
     "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
     "shield_candidates": (
         lambda v, c: not v or c.cost_penalty,
@@ -269,26 +294,37 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "rdt": {**_PLAIN, "cost_token": False, "weighting": "expert"},
     "rvdt": {**_PLAIN, "cost_token": False, "weighting": "expert", "q_guidance": True},
     "cdt": {**_PLAIN},
+    "wdt": {"q_guidance": False, "cost_penalty": False},
     "wqdt": _WQDT,
     "tvcdt": _WQDT,
     "wcdt": {"q_guidance": False},
     "qcdt": {"weighting": "none"},
     "rcdt": {},
-    "rcdt-plus": {
-        "relabel_fraction": 0.5,
-        "sampling": "transition",
-        "eta": 0.1,
-        "kappa_mode": "token",
-        "target_quantile": 0.97,
-        "budget_margin": 0.2,
-        "replan": True,
-        "exhausted_mode": True,
-    },
 }
-"""The paper's variants as settings of the one class (`tvcdt` is another name of `wqdt`), and
-`rcdt-plus`: RCDT with the departures that measurements recommend."""
+"""The paper's variants as components of the one class, and `wdt`, the weights alone (`tvcdt` is
+another name of `wqdt`)."""
 
-DEFAULT_VARIANT = "rcdt-plus"
+PAPER: dict[str, Any] = {
+    "time_embedding": "learned",
+    "token_rates": False,
+    "sampling": "trajectory",
+    "relabel_fraction": 0.0,
+    "weight_floor": 0.0,
+    "ema_decay": 0.0,
+    "critic_inputs": "state",
+    "target_rate": 0.01,
+    "target_pessimism": 0.5,
+    "held_out_fraction": 0.0,
+    "eta": 0.3,
+    "kappa_mode": "critic",
+    "target_quantile": 0.9,
+    "cautious_quantile": None,
+    "replan": False,
+    "exhausted_mode": False,
+}
+"""What turns a variant into the paper's literal reading, as in `rcdt-paper`."""
+
+DEFAULT_VARIANT = "rcdt"
 """Of every preset, in Python and on the command line."""
 
 _LARGE_GAMMA = 0.5
@@ -300,7 +336,7 @@ def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrid
 
     Args:
         preset: A key of `PRESETS`, or `auto`: `paper` with CUDA, `cpu` without.
-        variant: A key of `VARIANTS`; default: `DEFAULT_VARIANT`.
+        variant: A key of `VARIANTS`, also with `-paper` after it; default: `DEFAULT_VARIANT`.
         **overrides: Fields of `Config`.
 
     Raises:
@@ -318,6 +354,13 @@ def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrid
             f"`cost_discount` for the cost critic.",
             stacklevel=2,
         )
-    if name not in VARIANTS:
-        raise InvalidArgumentError(f"`variant` must be one of {tuple(VARIANTS)}, got {variant!r}.")
-    return preset_config(Config, PRESETS, preset, VARIANTS[name], {"variant": name}, overrides)
+    components = name.removesuffix("-paper")
+    if components not in VARIANTS:
+        raise InvalidArgumentError(
+            f"`variant` must be one of {tuple(VARIANTS)}, or one of them with '-paper' after it, "
+            f"got {variant!r}."
+        )
+    literal = PAPER if name != components else {}
+    return preset_config(
+        Config, PRESETS, preset, literal, VARIANTS[components], {"variant": name}, overrides
+    )

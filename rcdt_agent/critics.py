@@ -34,6 +34,8 @@ class EnsembleLinear(nn.Module):
 class TwinCritics(nn.Module):
     """(s, a) -> two estimates of a discounted sum, for each of some signals.
 
+    With a context, such as the cost-to-go token and the time, (s, a, context).
+
     Every network has `n_layers` linear layers with Mish between. A signal's networks work in units
     of its `scale`: one learning rate suits returns of 15 and of 3400.
 
@@ -50,6 +52,7 @@ class TwinCritics(nn.Module):
         observation_size: int,
         action_size: int,
         *,
+        context_size: int = 0,
         width: int = 128,
         n_layers: int = 4,
     ) -> None:
@@ -59,24 +62,29 @@ class TwinCritics(nn.Module):
             scales: Unit of each signal, by name.
             observation_size: O.
             action_size: A.
+            context_size: X, numbers that the critics see besides.
             width: Hidden units.
             n_layers: Linear layers, the last with one output.
         """
         super().__init__()
         self.signals = tuple(scales)
-        sizes = [observation_size + action_size, *[width] * (n_layers - 1), 1]
+        sizes = [observation_size + action_size + context_size, *[width] * (n_layers - 1), 1]
         members = TWINS * len(self.signals)
         self.layers = nn.ModuleList(EnsembleLinear(members, i, j) for i, j in pairwise(sizes))
         self.register_buffer("scale", torch.tensor([float(unit) for unit in scales.values()]))
 
-    def forward(self, obs: Tensor, actions: Tensor) -> dict[str, Tensor]:
+    def forward(
+        self, obs: Tensor, actions: Tensor, context: Tensor | None = None
+    ) -> dict[str, Tensor]:
         """Both estimates (2, ...) of each signal, in its own unit.
 
         Args:
             obs: (..., O) normalised.
             actions: (..., A) in [-1, 1].
+            context: (..., X), if the critics have one.
         """
-        inputs = torch.cat((obs, actions), dim=-1)
+        parts = (obs, actions) if context is None else (obs, actions, context)
+        inputs = torch.cat(parts, dim=-1)
         x = inputs.flatten(0, -2).expand(TWINS * len(self.signals), -1, -1)
         for layer in self.layers[:-1]:
             x = F.mish(layer(x))

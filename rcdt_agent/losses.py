@@ -165,16 +165,52 @@ def cost_penalty(cost_values: Tensor, mask: Tensor) -> Tensor:
     return masked_mean(cost_values, mask)
 
 
-def cost_allowance(to_go: Tensor, steps_left: Tensor, discount: float) -> Tensor:
+def cost_allowance(
+    to_go: Tensor, steps_left: Tensor, discount: float, *, finite: bool = True
+) -> Tensor:
     """A cost critic's value of spending what is left evenly over the steps left.
+
+    The horizon must be the critic's own: with k steps left, a rate of spending rho is worth
+    rho (1 - discount^k) / (1 - discount) to a critic that ends with the episode, and
+    rho / (1 - discount) to one that looks beyond.
 
     Args:
         to_go: (...,) what is left of the budget; below zero counts as zero.
         steps_left: (...,) to the end of the longest episode; at least one is assumed.
         discount: Of the cost critic, in [0, 1).
+        finite: Whether the critic ends with the episode.
     """
     steps = steps_left.clamp(min=1)
-    return to_go.clamp(min=0.0) / steps * (1 - discount**steps) / (1 - discount)
+    rate: Tensor = to_go.clamp(min=0.0) / steps
+    value_of_rate = (1 - discount**steps) / (1 - discount) if finite else 1 / (1 - discount)
+    return rate * value_of_rate
+
+
+def pessimistic(twins: Tensor, pessimism: float) -> Tensor:
+    """Mean of the twins, moved away from zero risk by a share of their difference.
+
+    0.5 gives the larger twin, -0.5 the smaller, 0 the mean.
+
+    Args:
+        twins: (2, ...).
+        pessimism: In units of the twins' difference; positive for costs, negative for rewards.
+    """
+    first, second = twins
+    return (first + second) / 2 + pessimism * (first - second).abs()
+
+
+def target_rate(n_steps: int, discount: float, *, least: float = 0.01) -> float:
+    """Rate of soft target updates at which TD learning converges within some critic steps.
+
+    A soft update of rate tau shrinks the error of the targets by 1 - tau (1 - discount) a step:
+    tau (1 - discount) n >= 5 leaves less than one per cent of it.
+
+    Args:
+        n_steps: Critic steps of the whole training.
+        discount: Of the critic.
+        least: The paper's rate, which long trainings keep.
+    """
+    return min(1.0, max(least, 5.0 / ((1 - discount) * max(n_steps, 1))))
 
 
 def cost_excess(cost_values: Tensor, allowance: Tensor, mask: Tensor) -> Tensor:
@@ -257,6 +293,18 @@ def learning_rate(
     progress = min(1.0, step / total_steps)
     share = final_share + (1 - final_share) * 0.5 * (1 + math.cos(math.pi * progress))
     return peak * warm * share
+
+
+def ema_rate(step: int, decay: float) -> float:
+    """Share of the newest weights in the moving average, after a step.
+
+    Early averages forget faster, so that the initial weights are soon gone.
+
+    Args:
+        step: Steps made before this one.
+        decay: Of the average, once it is under way; in (0, 1).
+    """
+    return 1.0 - min(decay, (step + 1) / (step + 10))
 
 
 def episode_cost_factor(discount: float, horizon: int) -> float:

@@ -7,6 +7,7 @@ attends to everything up to itself. The same module trains, acts and is exported
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
@@ -29,8 +30,8 @@ class Window:
     Attributes:
         obs: (B, T, O).
         actions: (B, T, A) actions taken; the last one is never looked at.
-        rtg: (B, T) return-to-go.
-        ctg: (B, T) cost-to-go.
+        rtg: (B, T) return-to-go; scaled, (B, T, F) features of its token.
+        ctg: (B, T) cost-to-go; scaled, (B, T, F) features of its token.
         timesteps: (B, T) int64, step of the episode.
         mask: (B, T) bool, True for real steps.
     """
@@ -160,6 +161,29 @@ def _causal_mask(length: int, queries: slice, device: torch.device) -> Tensor | 
     return positions[None, :] <= positions[queries, None]
 
 
+class FourierTime(nn.Module):
+    """Sines and cosines of the share of the episode that has passed, to an embedding.
+
+    Neighbouring steps have nearly the same embedding, whatever was trained on how many of them.
+    """
+
+    frequencies: Tensor
+
+    def __init__(self, episode_length: int, width: int, n_frequencies: int = 6) -> None:
+        """Make the layer; the slowest wave is half a period long over an episode."""
+        super().__init__()
+        self.episode_length = episode_length
+        frequencies = math.pi * 2.0 ** torch.arange(n_frequencies)
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.linear = nn.Linear(2 * n_frequencies, width)
+
+    def forward(self, timesteps: Tensor) -> Tensor:
+        """(..., D) embeddings of steps (...,)."""
+        phase = (timesteps / self.episode_length)[..., None] * self.frequencies
+        embedded: Tensor = self.linear(torch.cat((phase.sin(), phase.cos()), dim=-1))
+        return embedded
+
+
 class PolicyTransformer(nn.Module):
     """Action distribution at every state of a window, given what is left to earn and to spend."""
 
@@ -168,8 +192,9 @@ class PolicyTransformer(nn.Module):
         observation_size: int,
         action_size: int,
         *,
-        n_timesteps: int,
-        absolute_timesteps: bool = True,
+        episode_length: int,
+        smooth_time: bool = False,
+        token_features: int = 1,
         n_layers: int = 3,
         n_heads: int = 8,
         width: int = 128,
@@ -184,8 +209,9 @@ class PolicyTransformer(nn.Module):
         Args:
             observation_size: O.
             action_size: A.
-            n_timesteps: Rows of the timestep embedding; later steps use the last row.
-            absolute_timesteps: Embed a step's position in the episode; else in the window.
+            episode_length: Steps of the longest episode; later steps are taken for its last.
+            smooth_time: Embed time by `FourierTime`; else by a learned row for each step.
+            token_features: F, numbers that an RTG or CTG token holds.
             n_layers: Blocks.
             n_heads: Attention heads.
             width: D.
@@ -198,12 +224,16 @@ class PolicyTransformer(nn.Module):
         super().__init__()
         self.width = width
         self.cost_token = cost_token
-        self.absolute_timesteps = absolute_timesteps
-        self.embed_rtg = nn.Linear(1, width)
-        self.embed_ctg = nn.Linear(1, width) if cost_token else None
+        self.episode_length = episode_length
+        self.embed_rtg = nn.Linear(token_features, width)
+        self.embed_ctg = nn.Linear(token_features, width) if cost_token else None
         self.embed_obs = nn.Linear(observation_size, width)
         self.embed_action = nn.Linear(action_size, width)
-        self.embed_time = nn.Embedding(n_timesteps, width)
+        self.embed_time: nn.Module = (
+            FourierTime(episode_length, width)
+            if smooth_time
+            else nn.Embedding(episode_length, width)
+        )
         self.norm_in = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -255,16 +285,11 @@ class PolicyTransformer(nn.Module):
 
     def _tokens(self, window: Window) -> Tensor:
         """(B, T * S - 1, D) token embeddings; the last action is left out, nobody attends to it."""
-        tokens = [self.embed_rtg(window.rtg[..., None])]
+        tokens = [self.embed_rtg(window.rtg)]
         if self.embed_ctg is not None:
-            tokens.append(self.embed_ctg(window.ctg[..., None]))
+            tokens.append(self.embed_ctg(window.ctg))
         tokens += [self.embed_obs(window.obs), self.embed_action(window.actions)]
-        timesteps = window.timesteps
-        if not self.absolute_timesteps:
-            timesteps = torch.arange(timesteps.shape[1], device=timesteps.device).expand_as(
-                timesteps
-            )
-        time = self.embed_time(timesteps.clamp(max=self.embed_time.num_embeddings - 1))
+        time = self.embed_time(window.timesteps.clamp(max=self.episode_length - 1))
         # S times (B, T, D) -> (B, T, S, D) -> (B, T * S, D)
         x = (torch.stack(tokens, dim=2) + time[:, :, None]).flatten(1, 2)[:, :-1]
         embedded: Tensor = self.dropout(self.norm_in(x))

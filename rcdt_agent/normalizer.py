@@ -21,8 +21,10 @@ _CHUNK = 65_536  # rows per step of the statistics
 class Normalizer(nn.Module):
     """Scales fixed when training begins: task units outside, network units inside.
 
-    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1], tokens are
-    divided by their unit.
+    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1]. A token holds
+    what is to go, divided by its unit; and, if there is an `episode_length`, also what is to go per
+    step left. Towards the end of an episode, and where one reckless trajectory sets the unit, only
+    the rate tells a good pace from a poor one.
     """
 
     obs_mean: Tensor
@@ -31,19 +33,26 @@ class Normalizer(nn.Module):
     action_high: Tensor
     rtg_scale: Tensor
     ctg_scale: Tensor
+    rtg_rate: Tensor
 
     def __init__(
-        self, observation_size: int, action_size: int, ctg_shape: TokenShape = "linear"
+        self,
+        observation_size: int,
+        action_size: int,
+        ctg_shape: TokenShape = "linear",
+        episode_length: int | None = None,
     ) -> None:
         """Scales of one; `fit` and `load_state_dict` set others."""
         super().__init__()
         self.ctg_shape = ctg_shape
+        self.episode_length = episode_length
         self.register_buffer("obs_mean", torch.zeros(observation_size))
         self.register_buffer("obs_std", torch.ones(observation_size))
         self.register_buffer("action_low", -torch.ones(action_size))
         self.register_buffer("action_high", torch.ones(action_size))
         self.register_buffer("rtg_scale", torch.ones(()))
         self.register_buffer("ctg_scale", torch.ones(()))
+        self.register_buffer("rtg_rate", torch.ones(()))
 
     @classmethod
     def fit(
@@ -55,6 +64,7 @@ class Normalizer(nn.Module):
         rtg_scale: float = 1.0,
         ctg_scale: float = 1.0,
         ctg_shape: TokenShape = "linear",
+        episode_length: int | None = None,
     ) -> Normalizer:
         """Scales of a dataset.
 
@@ -65,8 +75,9 @@ class Normalizer(nn.Module):
             rtg_scale: Unit of the RTG token.
             ctg_scale: Unit of the CTG token.
             ctg_shape: `linear`, or `asinh`, which resolves small budgets among large costs.
+            episode_length: Steps of the longest episode, for tokens that also hold rates.
         """
-        normalizer = cls(dataset.observation_size, dataset.action_size, ctg_shape)
+        normalizer = cls(dataset.observation_size, dataset.action_size, ctg_shape, episode_length)
         if normalize_observations:
             mean, std = _mean_and_std(dataset.observations)
             normalizer.obs_mean.copy_(torch.from_numpy(mean))
@@ -75,6 +86,7 @@ class Normalizer(nn.Module):
         normalizer.action_high.copy_(torch.from_numpy(action_space.high.ravel()))
         normalizer.rtg_scale.fill_(rtg_scale)
         normalizer.ctg_scale.fill_(ctg_scale)
+        normalizer.rtg_rate.fill_(float(dataset.rewards.std(dtype=np.float64)) or 1.0)
         normalizer.check()
         return normalizer
 
@@ -87,6 +99,7 @@ class Normalizer(nn.Module):
             ("action_high", (self.action_high > self.action_low).all(), "> action_low"),
             ("rtg_scale", self.rtg_scale > 0, "> 0"),
             ("ctg_scale", self.ctg_scale > 0, "> 0"),
+            ("rtg_rate", self.rtg_rate > 0, "> 0"),
         ):
             values = getattr(self, name)
             if not (bool(holds) and bool(torch.isfinite(values).all())):
@@ -105,22 +118,38 @@ class Normalizer(nn.Module):
         span = self.action_high - self.action_low
         return self.action_low + (actions.clamp(-1.0, 1.0) + 1) / 2 * span
 
-    def rtg(self, rtg: Tensor) -> Tensor:
-        """Return-to-go in the unit of its token."""
-        return rtg / self.rtg_scale
+    @property
+    def token_features(self) -> int:
+        """F, the numbers that an RTG or CTG token holds."""
+        return 1 if self.episode_length is None else 2
 
-    def ctg(self, ctg: Tensor) -> Tensor:
-        """Cost-to-go in the unit and shape of its token."""
-        scaled = ctg / self.ctg_scale
-        return torch.asinh(scaled) if self.ctg_shape == "asinh" else scaled
+    def rtg(self, rtg: Tensor, timesteps: Tensor) -> Tensor:
+        """(..., F) features of the return-to-go token at steps of the episode."""
+        features = [rtg / self.rtg_scale]
+        if self.episode_length is not None:
+            features.append(rtg / self._steps_left(timesteps) / self.rtg_rate)
+        return torch.stack(features, dim=-1)
+
+    def ctg(self, ctg: Tensor, timesteps: Tensor) -> Tensor:
+        """(..., F) features of the cost-to-go token at steps of the episode."""
+        features = [ctg / self.ctg_scale]
+        if self.episode_length is not None:  # 1: a pace that spends the unit in an episode
+            pace = ctg / self._steps_left(timesteps) * self.episode_length
+            features.append(pace / self.ctg_scale)
+        stacked = torch.stack(features, dim=-1)
+        return torch.asinh(stacked) if self.ctg_shape == "asinh" else stacked
+
+    def _steps_left(self, timesteps: Tensor) -> Tensor:
+        assert self.episode_length is not None
+        return (self.episode_length - timesteps).clamp(min=1)
 
     def window(self, window: Window) -> Window:
         """A window in task units, scaled for the policy network; padding is not looked at."""
         return Window(
             obs=self.obs(window.obs),
             actions=self.actions(window.actions),
-            rtg=self.rtg(window.rtg),
-            ctg=self.ctg(window.ctg),
+            rtg=self.rtg(window.rtg, window.timesteps),
+            ctg=self.ctg(window.ctg, window.timesteps),
             timesteps=window.timesteps,
             mask=window.mask,
         )

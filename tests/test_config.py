@@ -12,6 +12,7 @@ from rcdt_agent.base_config import resolve_preset
 from rcdt_agent.config import (
     DEFAULT_VARIANT,
     DEPLOYMENT,
+    PAPER,
     PRESETS,
     TRAINING,
     VARIANTS,
@@ -22,7 +23,7 @@ from rcdt_agent.errors import InvalidArgumentError
 
 
 def test_paper_preset_is_the_papers():
-    config = make_config("paper")
+    config = make_config("paper", "rcdt-paper")
     assert (config.n_layers, config.n_heads, config.embedding_size) == (3, 8, 128)
     assert (config.context_length, config.batch_size, config.total_steps) == (10, 2048, 200_000)
     assert (config.learning_rate, config.critic_learning_rate) == (1e-4, 5e-5)
@@ -43,6 +44,7 @@ def test_paper_preset_is_the_papers():
         ("tvcdt", (True, "return_cost", True, False)),
         ("wcdt", (True, "return_cost", False, True)),
         ("qcdt", (True, "none", True, True)),
+        ("wdt", (True, "return_cost", False, False)),
         ("rcdt", (True, "return_cost", True, True)),
     ],
 )
@@ -52,6 +54,20 @@ def test_variants_are_the_papers(variant, components):
     assert found == components
     assert config.variant == variant
     assert variant in VARIANTS
+    literal = make_config("tiny", f"{variant}-paper")
+    assert literal.variant == f"{variant}-paper"
+    assert (literal.cost_token, literal.weighting) == components[:2]
+    assert {name: getattr(literal, name) for name in PAPER} == PAPER
+
+
+def test_the_default_is_one_variant_whatever_the_preset():
+    sizes = {name for preset in PRESETS.values() for name in preset}
+    found = []
+    for preset in PRESETS:
+        values = make_config(preset).to_dict()
+        assert values["variant"] == DEFAULT_VARIANT
+        found.append({name: value for name, value in values.items() if name not in sizes})
+    assert found[0] == found[1] == found[2]
 
 
 def test_overrides_win_and_json_round_trips():

@@ -117,7 +117,7 @@ def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
     for name, extra in (
         ("dt", {"variant": "dt", "replan": False, "exhausted_mode": False}),
         ("floor", {"ctg_floor": 0.5, "replan": False, "exhausted_mode": True}),
-        ("window", {"positions": "window"}),
+        ("smooth", {"time_embedding": "fourier", "token_rates": True}),
     ):
         agent = RCDT(**settings, **extra)
         agent.action_space = space

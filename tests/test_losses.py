@@ -198,3 +198,9 @@ def test_learning_rate_by_hand():
     assert losses.learning_rate(500, **settings) == pytest.approx(0.2)
     constant = {**settings, "final_share": 1.0}
     assert [losses.learning_rate(s, **constant) for s in (3, 50, 500)] == [2.0] * 3
+
+
+def test_early_averages_of_weights_forget_faster():
+    assert losses.ema_rate(0, 0.998) == pytest.approx(0.9)  # 1 - 1 / 10
+    assert losses.ema_rate(90, 0.998) == pytest.approx(0.09)  # 1 - 91 / 100
+    assert losses.ema_rate(1_000_000, 0.998) == pytest.approx(0.002)

@@ -11,14 +11,14 @@ import torch
 from torch.nn import functional as F
 
 from rcdt_agent.critics import TwinCritics, target_network, update_target
-from rcdt_agent.model import Block, Gaussian, PolicyTransformer, Window
+from rcdt_agent.model import Block, FourierTime, Gaussian, PolicyTransformer, Window
 
 B, T, OBS, ACT = 3, 5, 4, 2
 
 
 def make_policy(**kwargs):
     torch.manual_seed(0)
-    settings = {"n_timesteps": 20, "n_layers": 2, "n_heads": 2, "width": 16, "dropout": 0.0}
+    settings = {"episode_length": 20, "n_layers": 2, "n_heads": 2, "width": 16, "dropout": 0.0}
     policy = PolicyTransformer(OBS, ACT, **{**settings, "attention_dropout": 0.0, **kwargs})
     for parameter in policy.parameters():  # larger than at birth, so that tokens really interact
         torch.nn.init.normal_(parameter, std=0.4)
@@ -32,7 +32,7 @@ def make_window(seed=0, dtype=torch.float32):
         return torch.randn(*shape, generator=generator).to(dtype)
 
     return Window(
-        obs=draw(B, T, OBS), actions=draw(B, T, ACT), rtg=draw(B, T), ctg=draw(B, T),
+        obs=draw(B, T, OBS), actions=draw(B, T, ACT), rtg=draw(B, T, 1), ctg=draw(B, T, 1),
         timesteps=torch.arange(T).expand(B, T).clone(), mask=torch.ones(B, T, dtype=torch.bool),
     )  # fmt: skip
 
@@ -117,9 +117,9 @@ def test_the_block_is_the_textbooks_also_at_chosen_positions(queries):
 @pytest.mark.parametrize("cost_token", [True, False])
 def test_the_policy_is_its_definition(cost_token):
     policy, window = make_policy(cost_token=cost_token).double(), make_window(dtype=torch.float64)
-    parts = [policy.embed_rtg(window.rtg[..., None])]
+    parts = [policy.embed_rtg(window.rtg)]
     if cost_token:
-        parts.append(policy.embed_ctg(window.ctg[..., None]))
+        parts.append(policy.embed_ctg(window.ctg))
     parts += [policy.embed_obs(window.obs), policy.embed_action(window.actions)]
     time = policy.embed_time(window.timesteps)
     x = policy.norm_in(torch.stack([part + time for part in parts], dim=2).flatten(1, 2))
@@ -198,35 +198,38 @@ def test_the_gaussian_by_hand():
     assert abs(noise.mean().item()) < 0.1 and noise.std().item() == pytest.approx(1.0, abs=0.05)
 
 
-def test_late_timesteps_use_the_last_row():
-    policy, window = make_policy(n_timesteps=8), make_window()
+@pytest.mark.parametrize("smooth_time", [True, False])
+def test_steps_beyond_the_longest_episode_are_taken_for_its_last(smooth_time):
+    policy, window = make_policy(episode_length=8, smooth_time=smooth_time), make_window()
     last = replace(window, timesteps=torch.full((B, T), 7))
     beyond = replace(window, timesteps=torch.full((B, T), 1000))
     torch.testing.assert_close(answer(policy, beyond), answer(policy, last), rtol=0, atol=0)
 
 
+def test_smooth_time_by_hand():
+    """Share 1/4 of the episode, waves of half a period, one, two: sin, then cos."""
+    time = FourierTime(100, 6, n_frequencies=3)
+    torch.nn.init.eye_(time.linear.weight)
+    torch.nn.init.zeros_(time.linear.bias)
+    r = math.sqrt(0.5)
+    expected = torch.tensor([r, 1.0, 0.0, r, 0.0, -1.0])
+    torch.testing.assert_close(time(torch.tensor(25)), expected, atol=1e-6, rtol=0)
+
+
+def test_smooth_time_is_smooth_and_the_table_is_not():
+    """One step of the clock, against the spread over the whole episode."""
+    torch.manual_seed(0)
+    steps = torch.arange(1000)
+    jumps = {}
+    for smooth in (True, False):
+        table = make_policy(episode_length=1000, smooth_time=smooth).embed_time(steps).detach()
+        jumps[smooth] = float((table.diff(dim=0).norm(dim=1)).mean() / table.std(0).norm())
+    assert jumps[True] < 0.2 and jumps[False] > 1.3
+
+
 def test_log_std_is_bounded():
     log_std = make_policy(log_std_range=(-1.0, -0.5))(make_window()).log_std
     assert (log_std >= -1.0).all() and (log_std <= -0.5).all()
-
-
-def test_positions_in_the_window_know_nothing_of_the_episode():
-    policy, window = make_policy(n_timesteps=T, absolute_timesteps=False), make_window()
-    later = replace(window, timesteps=window.timesteps + 7)
-    torch.testing.assert_close(answer(policy, later), answer(policy, window))
-    # It is the position that counts, not nothing: the same step twice gives two answers.
-    twice = Window(
-        **{
-            f.name: (x := getattr(window, f.name))[:, :1].expand(-1, T, *x.shape[2:])
-            for f in fields(window)
-        }
-    )
-    with torch.no_grad():
-        policy.embed_time.weight[1] += 1.0
-        first, second = answer(policy, twice)[:, :2].unbind(1)
-    assert not torch.allclose(first, second)
-    absolute = make_policy()
-    assert not torch.allclose(answer(absolute, later), answer(absolute, window))
 
 
 # ---------------------------------------------------------------- critics

@@ -15,11 +15,12 @@ from rcdt_agent.normalizer import Normalizer, check_action_space, data_action_sp
 SPACE = gym.spaces.Box(np.array([-2, 0], np.float32), np.array([2, 4], np.float32))
 
 
-def by_hand(ctg_shape="linear"):
-    normalizer = Normalizer(3, 2, ctg_shape)
+def by_hand(ctg_shape="linear", episode_length=None):
+    normalizer = Normalizer(3, 2, ctg_shape, episode_length)
     values = {
         "obs_mean": [1.0, 2.0, 3.0], "obs_std": [0.5, 2.0, 4.0], "action_low": [-2.0, 0.0],
         "action_high": [2.0, 4.0], "rtg_scale": 10.0, "ctg_scale": 4.0,
+        "rtg_rate": 0.5,
     }  # fmt: skip
     normalizer.load_state_dict({name: torch.tensor(value) for name, value in values.items()})
     return normalizer
@@ -31,10 +32,24 @@ def test_scales_by_hand():
     assert normalizer.actions(torch.tensor([-2.0, 3.0])).tolist() == [-1.0, 0.5]
     assert normalizer.unscale_actions(torch.tensor([-1.0, 0.5])).tolist() == [-2.0, 3.0]
     assert normalizer.unscale_actions(torch.tensor([-9.0, 9.0])).tolist() == [-2.0, 4.0]  # clipped
-    assert normalizer.rtg(torch.tensor(25.0)).item() == 2.5
-    assert normalizer.ctg(torch.tensor(6.0)).item() == 1.5
-    shaped = by_hand("asinh").ctg(torch.tensor(6.0)).item()
+    step = torch.tensor(80)
+    assert normalizer.rtg(torch.tensor(25.0), step).tolist() == [2.5]
+    assert normalizer.ctg(torch.tensor(6.0), step).tolist() == [1.5]
+    shaped = by_hand("asinh").ctg(torch.tensor(6.0), step).item()
     assert shaped == pytest.approx(np.arcsinh(1.5))
+
+
+def test_rates_by_hand():
+    """At step 80 of 100, 20 are left: 25 to earn are 1.25 a step, in units of 0.5."""
+    normalizer, step = by_hand(episode_length=100), torch.tensor(80)
+    assert normalizer.token_features == 2
+    assert normalizer.rtg(torch.tensor(25.0), step).tolist() == [2.5, 2.5]
+    # 6 to spend in 20 steps is the pace of 30 in an episode, in units of 4.
+    assert normalizer.ctg(torch.tensor(6.0), step).tolist() == pytest.approx([1.5, 7.5])
+    shaped = by_hand("asinh", 100).ctg(torch.tensor(6.0), step)
+    torch.testing.assert_close(shaped, torch.asinh(torch.tensor([1.5, 7.5])))
+    # Beyond the longest episode one step is left.
+    assert normalizer.rtg(torch.tensor(25.0), torch.tensor(300)).tolist() == [2.5, 50.0]
 
 
 def test_a_window_is_scaled_throughout(dataset):
@@ -45,8 +60,8 @@ def test_a_window_is_scaled_throughout(dataset):
     window = normalizer.window(batch)
     torch.testing.assert_close(window.obs, (batch.obs - normalizer.obs_mean) / normalizer.obs_std)
     torch.testing.assert_close(window.actions, normalizer.actions(batch.actions))
-    torch.testing.assert_close(window.rtg, batch.rtg / 10)
-    torch.testing.assert_close(window.ctg, batch.ctg / 4)
+    torch.testing.assert_close(window.rtg, batch.rtg[..., None] / 10)
+    torch.testing.assert_close(window.ctg, batch.ctg[..., None] / 4)
     assert window.timesteps is batch.timesteps and window.mask is batch.mask
 
 

@@ -18,12 +18,12 @@ from rcdt_agent.errors import InvalidArgumentError
 
 
 def make_agent(data, **overrides):
-    """An agent whose training is set up; 100 steps, critics from the first on."""
+    """The paper's literal reading, set up for 100 steps, critics from the first on."""
     settings = {
         "total_steps": 100, "batch_size": 16, "context_length": 4, "critic_start": 0.0,
         "warmup_steps": 0, "entropy_bonus": False, "cost_limit": 3.0, **overrides,
     }  # fmt: skip
-    config = make_config("tiny", settings.pop("variant", "rcdt"), **settings)
+    config = make_config("tiny", settings.pop("variant", "rcdt-paper"), **settings)
     agent = RCDT(config=config, seed=5)
     agent.set_dataset(data)
     agent.setup(data)
@@ -71,7 +71,7 @@ def test_q_term_alone_raises_the_value_of_the_policys_actions(dataset):
     batch = unweighted(agent.sampler.sample())
     before, critics = policy_value(agent, "reward", batch), snapshot(agent.policy.critics)
     for _ in range(30):
-        agent.policy_step(batch, with_critics=True)
+        agent.policy_step(batch, signals=agent.config.critic_signals)
     assert policy_value(agent, "reward", batch) > before + 1e-3 * abs(before)
     assert same(agent.policy.critics, critics)
 
@@ -82,7 +82,7 @@ def test_cost_term_alone_lowers_the_cost_of_the_policys_actions(dataset):
     batch = unweighted(agent.sampler.sample())
     before, critics = policy_value(agent, "cost", batch), snapshot(agent.policy.critics)
     for _ in range(30):
-        agent.policy_step(batch, with_critics=True)
+        agent.policy_step(batch, signals=agent.config.critic_signals)
     assert policy_value(agent, "cost", batch) < before - 1e-3 * abs(before)
     assert same(agent.policy.critics, critics)
 
@@ -92,7 +92,7 @@ def test_without_any_term_the_policy_stands_still(dataset):
     agent = make_agent(dataset, eta=0.0, lambda_step=0.0, weight_decay=0.0)
     batch = unweighted(agent.sampler.sample())
     before = snapshot(agent.policy)
-    agent.policy_step(batch, with_critics=True)
+    agent.policy_step(batch, signals=agent.config.critic_signals)
     assert same(agent.policy, before)
 
 
@@ -119,8 +119,10 @@ def test_step_updates_targets_after_the_critics(dataset):
 
 
 def test_with_the_terms_off_the_step_is_cdts_bit_for_bit(dataset):
-    cdt = make_agent(dataset, variant="cdt", entropy_bonus=True, dropout=0.1)
-    other = make_agent(dataset, variant="qcdt", critic_start=1.0, entropy_bonus=True, dropout=0.1)
+    cdt = make_agent(dataset, variant="cdt-paper", entropy_bonus=True, dropout=0.1)
+    other = make_agent(
+        dataset, variant="qcdt-paper", critic_start=1.0, entropy_bonus=True, dropout=0.1
+    )
     other.policy.transformer.load_state_dict(cdt.policy.transformer.state_dict())
     for agent in (cdt, other):
         torch.manual_seed(1)
@@ -137,13 +139,13 @@ def gradients(agent, batch):
     metrics = agent.critic_step(batch) if agent.config.uses_critics else {}
     critics = [p.grad.clone() for p in agent.policy.critics.parameters() if p.grad is not None]
     agent.training.seed(7)
-    metrics |= agent.policy_step(batch, with_critics=agent.config.uses_critics)
+    metrics |= agent.policy_step(batch, signals=agent.config.critic_signals)
     policy = [p.grad.clone() for p in agent.policy.transformer.parameters()]
     temperature = [p.grad.clone() for p in agent.multipliers.parameters() if p.grad is not None]
     return metrics, [*critics, *policy, *temperature]
 
 
-@pytest.mark.parametrize("variant", ["cdt", "wcdt", "qcdt", "rcdt", "rcdt-plus"])
+@pytest.mark.parametrize("variant", ["cdt-paper", "wcdt-paper", "qcdt-paper", "rcdt-paper", "rcdt"])
 def test_micro_batches_have_the_gradient_of_the_whole_batch(dataset, variant):
     """Every term of the loss, those that are no plain mean included."""
     found = []
@@ -173,7 +175,7 @@ def test_the_scale_of_q_guidance_is_the_batchs_not_the_micro_batchs(dataset, mon
     found = []
     for whole_batch in (True, False):
         agent = make_agent(
-            dataset, variant="qcdt", cost_penalty=False, eta=5.0, micro_batch_size=4,
+            dataset, variant="qcdt-paper", cost_penalty=False, eta=5.0, micro_batch_size=4,
             max_grad_norm=1e9,
         )  # fmt: skip
         if not whole_batch:
@@ -253,7 +255,7 @@ def test_lambda_follows_its_formula(dataset):
 def test_lambda_moves_in_a_real_step_and_enters_the_loss(dataset):
     agent = make_agent(dataset, kappa=0.0, lambda_step=1.0)
     always_say(agent.policy.critics, 2.0)
-    metrics = agent.policy_step(agent.sampler.sample(), with_critics=True)
+    metrics = agent.policy_step(agent.sampler.sample(), signals=agent.config.critic_signals)
     assert float(agent.multipliers.lmbda) == pytest.approx(2.0)
     assert float(metrics["cost_estimate"]) == pytest.approx(2.0)
     assert float(metrics["lambda"]) == pytest.approx(2.0)
@@ -281,7 +283,7 @@ def test_kappa_of_each_step_can_be_its_token(dataset):
 
     def objective(lmbda):
         agent.multipliers.lmbda.fill_(lmbda)
-        return agent.policy_objective(batch, noise, swap, None, with_critics=True)
+        return agent.policy_objective(batch, noise, swap, None, signals=agent.config.critic_signals)
 
     (loss, _), (without, terms) = objective(3.0), objective(0.0)
     assert (loss - without).item() == pytest.approx(3.0 * float(gaps.clamp(min=0).mean()), rel=1e-4)
@@ -371,6 +373,32 @@ def test_training_state_continues_bit_for_bit(dataset):
     assert resumed.num_timesteps == whole.num_timesteps == 22
 
 
+def test_the_average_of_the_weights_acts_and_the_last_ones_are_trained(dataset):
+    agent = make_agent(dataset, variant="cdt-paper", ema_decay=0.75)
+    assert agent.online is not agent.policy.transformer
+    average = snapshot(agent.policy.transformer)
+    for step in range(8):
+        steps(agent, 1)
+        rate = max(0.25, 1 - (step + 1) / (step + 10))  # early averages forget faster
+        for old, new in zip(average, agent.online.parameters(), strict=True):
+            old.lerp_(new.detach(), rate)
+    for expected, got in zip(average, agent.policy.transformer.parameters(), strict=True):
+        torch.testing.assert_close(got, expected)
+    assert not same(agent.online, average)
+    without = make_agent(dataset, variant="cdt-paper")
+    assert without.online is without.policy.transformer
+
+
+def test_training_with_an_average_continues_bit_for_bit(dataset):
+    whole = make_agent(dataset, variant="rcdt-paper", ema_decay=0.9)
+    steps(whole, 6)
+    part, rest = (make_agent(dataset, variant="rcdt-paper", ema_decay=0.9) for _ in range(2))
+    steps(part, 3)
+    rest.restore(copy.deepcopy(part.snapshot()))
+    steps(rest, 3)
+    assert same(rest.policy, snapshot(whole.policy)) and same(rest.online, snapshot(whole.online))
+
+
 def test_metrics_of_a_step(dataset):
     metrics = make_agent(dataset).step()
     assert {"loss", "nll", "entropy", "lambda", "weight_ess", "grad_norm", "q_loss", "cost_loss",
@@ -382,13 +410,13 @@ def test_metrics_of_a_step(dataset):
 
 def test_trajectory_weights_reach_the_loss(dataset):
     """The agent's own objective: linear in W, and a zero weight removes a trajectory."""
-    agent = make_agent(dataset, variant="cdt")
+    agent = make_agent(dataset, variant="cdt-paper")
     windows = agent.sampler.windows(torch.tensor([2, 3]), torch.tensor([0, 0]))
 
     def gradient(*weights):
         batch = replace(windows, weights=torch.tensor(weights))
         noise, swap = torch.zeros_like(batch.actions), torch.tensor(False)
-        loss, _ = agent.policy_objective(batch, noise, swap, None, with_critics=False)
+        loss, _ = agent.policy_objective(batch, noise, swap, None, signals=())
         return torch.autograd.grad(loss, agent.policy.transformer.head.linear.weight)[0]
 
     first, second = gradient(1.0, 0.0), gradient(0.0, 1.0)
@@ -419,7 +447,7 @@ def test_weights_of_the_variants(dataset):
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_trains(dataset, variant):
-    agent = make_agent(dataset, variant=variant)
+    agent = make_agent(dataset, variant=f"{variant}-paper")
     before = snapshot(agent.policy.transformer)
     metrics = agent.step()
     assert not same(agent.policy.transformer, before)
@@ -451,9 +479,7 @@ def test_the_temperature_follows_the_entropy(dataset):
 
 def test_cost_head_learns_and_is_off_by_default(dataset):
     assert make_agent(dataset).policy.transformer.cost_head is None
-    agent = make_agent(dataset, variant="cdt", cost_head_weight=1.0)
+    agent = make_agent(dataset, variant="cdt-paper", cost_head_weight=1.0)
     batch = agent.sampler.sample()
-    seen = [
-        float(agent.policy_step(batch, with_critics=False)["cost_head_loss"]) for _ in range(30)
-    ]
+    seen = [float(agent.policy_step(batch, signals=())["cost_head_loss"]) for _ in range(30)]
     assert seen[-1] < seen[0]

@@ -219,6 +219,9 @@ def test_normalized_weights_by_hand():
     # mean 0.5 + 0.75 + 5 = 6.25
     expected = torch.tensor([1 / 6.25, 3 / 6.25, 3.0])
     torch.testing.assert_close(normalize_weights(weights, probabilities, 3.0), expected)
+    floored = normalize_weights(weights, probabilities, 3.0, floor=0.9)
+    torch.testing.assert_close(floored, expected.clamp(min=0.9))
+    assert (floored > expected).any()
 
 
 def test_pareto_relabelling_asks_the_frontier_for_more():

@@ -17,6 +17,7 @@ from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.data.readers import AnyData
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
+from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.wrappers import check_budget
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Collection
 from typing import Any
 
 import gymnasium as gym
@@ -9,26 +11,19 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent import losses
-from rcdt_agent.algorithms.budgets import BudgetConditioned
+from rcdt_agent.algorithms.critic_learning import CHECK_EVERY, CriticLearning, add_terms
 from rcdt_agent.algorithms.multipliers import Multipliers
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.config import Config, make_config
-from rcdt_agent.critics import target_network, update_target
+from rcdt_agent.critics import update_target
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, Relabelling, WindowSampler
 from rcdt_agent.data.weights import normalize_weights, outcome_weights, trajectory_probabilities
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.model import Gaussian
 
-CPU_MICRO_BATCH = 655_360
-"""Size of an activation (tokens times width) that a CPU's cache takes: 128 windows of the paper."""
 
-
-METRIC = {"reward": "q", "cost": "cost"}
-"""What the metrics of each critic begin with."""
-
-
-class RCDT(BudgetConditioned):
+class RCDT(CriticLearning):
     """A Decision Transformer conditioned on return-to-go and cost-to-go, with guiding critics.
 
     Train once on recorded trajectories, then choose the cost budget at deployment.
@@ -68,7 +63,10 @@ class RCDT(BudgetConditioned):
             generator=training.generators["batches"],
             sampling=config.sampling,
             cost_ceiling=config.cost_ceiling,
-            weights=normalize_weights(weights, torch.from_numpy(probabilities), config.max_weight),
+            held_out=self.hold_out(dataset),
+            weights=normalize_weights(
+                weights, torch.from_numpy(probabilities), config.max_weight, config.weight_floor
+            ),
             relabelling=Relabelling(
                 slack_fraction=config.relabel_fraction,
                 slack=policy.cost_limit,
@@ -77,11 +75,14 @@ class RCDT(BudgetConditioned):
             ),
             device=self.device,
         )
-        self.target_critics = target_network(policy.critics)
         self.multipliers = Multipliers(config.initial_temperature).to(self.device)
-        training.modules = {"target_critics": self.target_critics, "multipliers": self.multipliers}
+        training.modules = {"multipliers": self.multipliers}
+        self.online = policy.transformer
+        if config.ema_decay:  # the policy holds the average, which acts; this one is trained
+            self.online = copy.deepcopy(policy.transformer)
+            training.modules["online"] = self.online
         groups: list[dict[str, Any]] = [
-            {"params": policy.transformer.parameters()},
+            {"params": self.online.parameters()},
             {"params": [self.multipliers.log_temperature], "weight_decay": 0.0},
         ]
         training.optimizers = {
@@ -93,123 +94,62 @@ class RCDT(BudgetConditioned):
                 fused=True,
             ),
         }
-        if config.uses_critics:
-            training.optimizers["critics"] = torch.optim.Adam(
-                policy.critics.parameters(), lr=config.critic_learning_rate, fused=True
-            )
-        training.counters = {"critic_start": round(config.critic_start * self.total_steps)}
+        self.setup_critics()
         self._target_entropy = -float(dataset.action_size)
-        hidden = policy.transformer.hidden
+        hidden = self.online.hidden
         self._hidden = torch.compile(hidden) if config.compile else hidden
 
     # ------------------------------------------------------------ one iteration of Algorithm 1
 
-    @property
-    def critics_active(self) -> bool:
-        """Whether critics, their terms and lambda have begun."""
-        start = self.training.counters["critic_start"]
-        return self.config.uses_critics and self.num_timesteps >= start
-
     def step(self) -> Metrics:
         """Critics, policy, dual ascent, target networks."""
         batch, active = self.sampler.sample(), self.critics_active
-        metrics = self.critic_step(batch) if active else {}
-        metrics |= self.policy_step(batch, with_critics=active)
+        metrics: Metrics = {}
         if active:
-            update_target(self.target_critics, self.policy.critics, self.config.target_rate)
+            metrics = self.critic_step(batch)
+            update_target(self.target_critics, self.policy.critics, self.target_rate)
+            if self.num_timesteps % CHECK_EVERY == 0:
+                metrics |= self.check_critics()
+        metrics |= self.policy_step(batch, signals=self.signals_that_act if active else ())
+        if self.config.ema_decay:
+            rate = losses.ema_rate(self.num_timesteps, self.config.ema_decay)
+            update_target(self.policy.transformer, self.online, rate)
         self.training.scaler.update()
         return metrics
 
-    def critic_step(self, batch: Batch) -> Metrics:
-        """Fit the critics to their TD targets once, on every real transition of the windows."""
-        optimizer, critics = self.training.optimizers["critics"], self.policy.critics
-        optimizer.zero_grad()
-        n_known = batch.next_known.sum().clamp(min=1)
-        metrics: Metrics = {}
-        for part in batch.split(self.micro_batch_size(batch)):
-            with self.autocast():
-                loss, terms = self.critic_objective(part, self.next_actions(part))
-            share = part.next_known.sum() / n_known
-            self.training.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
-            _add_terms(metrics, terms, share)
-        self.training.scaler.unscale_(optimizer)
-        norms = critics.clip_grad_norm_(self.config.critic_max_grad_norm)
-        metrics |= {f"{METRIC[signal]}_grad_norm": norm for signal, norm in norms.items()}
-        self.training.scaler.step(optimizer)
-        return metrics
-
-    def critic_objective(self, batch: Batch, next_actions: Tensor) -> tuple[Tensor, Metrics]:
-        """The critics' TD losses, in units of each critic, and their terms.
-
-        Args:
-            batch: Windows in units of the task.
-            next_actions: (B, T, A) the policy's own action after each step.
-        """
-        config, normalizer = self.config, self.policy.normalizer
-        obs, next_obs = normalizer.obs(batch.obs), normalizer.obs(batch.next_obs)
-        actions = normalizer.actions(batch.actions)
-        with torch.no_grad():
-            next_values = self.target_critics(next_obs, next_actions)
-        values = self.policy.critics(obs, actions)
-        total, terms = torch.zeros((), device=self.device), {}
-        for signal, twins in values.items():
-            if signal == "reward":
-                target = losses.td_target(
-                    batch.rewards, next_values[signal].amin(0), batch.terminals, config.discount
-                )
-            else:
-                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
-                next_cost = self._cost_estimate(next_values[signal]).clamp(min=0.0)
-                target = losses.td_target(
-                    batch.costs, next_cost, batch.terminals, config.cost_discount
-                )
-            unit, known = self.policy.critics.unit(signal), batch.next_known
-            loss = losses.td_loss(twins / unit, target / unit, known)
-            total = total + loss
-            terms[f"{METRIC[signal]}_loss"] = loss.detach()
-            terms[f"{METRIC[signal]}_data"] = losses.masked_mean(twins.detach()[0], known)
-        return total, terms
-
-    @torch.no_grad()
-    def next_actions(self, batch: Batch) -> Tensor:
-        """(B, T, A) the policy's own sampled action after each step, in [-1, 1]."""
-        self._set_training(False)
-        policy: Gaussian = self.policy.transformer(
-            self.policy.normalizer.window(batch.next_window())
-        )
-        return policy.rsample(self._noise(batch))
-
-    def policy_step(self, batch: Batch, *, with_critics: bool) -> Metrics:
+    def policy_step(self, batch: Batch, *, signals: Collection[str]) -> Metrics:
         """Minimise the policy's objective once, then move lambda.
 
         A large batch is taken in micro-batches. Each term is a mean over real steps, so that
         gradients and terms add up by the micro-batches' shares of the steps; the one statistic
         that is no such mean, the scale of Q guidance, is computed from the whole batch first.
+
+        Args:
+            batch: Windows in units of the task.
+            signals: Whose critic terms act: `reward`, `cost`.
         """
         config, optimizer = self.config, self.training.optimizers["policy"]
-        transformer = self.policy.transformer
-        self._set_training(True)
+        if config.dropout or config.attention_dropout:
+            self.online.train()
         size = self.micro_batch_size(batch)
-        noise = self._noise(batch) if with_critics else torch.zeros_like(batch.actions)
+        noise = self._noise(batch) if signals else torch.zeros_like(batch.actions)
         swap = torch.rand((), generator=self.training.generators["noise"]) < 0.5
         parts = list(zip(batch.split(size), torch.split(noise, size), strict=True))
         scale = None
-        if with_critics and config.q_guidance and len(parts) > 1:
+        if "reward" in signals and len(parts) > 1:
             scale = self.q_scale(parts, swap)
-        parameters = list(transformer.parameters())
+        parameters = list(self.online.parameters())
         inputs = [*parameters, self.multipliers.log_temperature]
         optimizer.zero_grad()
         metrics: Metrics = {}
         for part, part_noise in parts:
             with self.autocast():
-                loss, terms = self.policy_objective(
-                    part, part_noise, swap, scale, with_critics=with_critics
-                )
+                loss, terms = self.policy_objective(part, part_noise, swap, scale, signals)
             share = part.mask.sum() / batch.mask.sum()
             # The critics judge; they are not trained by the policy's loss.
             scaled = self.training.scaler.scale(loss * share)
             scaled.backward(inputs=inputs)  # type: ignore[no-untyped-call]
-            _add_terms(metrics, terms, share)
+            add_terms(metrics, terms, share)
         self.training.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.param_groups[0]["lr"] = self.learning_rate_now()
@@ -225,7 +165,12 @@ class RCDT(BudgetConditioned):
         }
 
     def policy_objective(
-        self, batch: Batch, noise: Tensor, swap: Tensor, scale: Tensor | None, *, with_critics: bool
+        self,
+        batch: Batch,
+        noise: Tensor,
+        swap: Tensor,
+        scale: Tensor | None,
+        signals: Collection[str],
     ) -> tuple[Tensor, Metrics]:
         """The policy's loss and its terms, detached.
 
@@ -234,12 +179,12 @@ class RCDT(BudgetConditioned):
             noise: (B, T, A) of the policy's own actions.
             swap: () bool, which twin guides and which one scales.
             scale: () of Q guidance; None: from this batch.
-            with_critics: Whether the critics' terms act.
+            signals: Whose critic terms act: `reward`, `cost`.
         """
         config, normalizer = self.config, self.policy.normalizer
-        window, transformer = normalizer.window(batch), self.policy.transformer
+        window = normalizer.window(batch)
         hidden = self._hidden(window)
-        policy: Gaussian = transformer.head(hidden)
+        policy: Gaussian = self.online.head(hidden)
         log_prob = policy.log_prob(window.actions)
         loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
         entropy = losses.masked_mean(policy.entropy(), batch.mask)
@@ -252,21 +197,22 @@ class RCDT(BudgetConditioned):
         if config.entropy_bonus:
             loss = loss - temperature.detach() * entropy
         if config.cost_head_weight:
-            logits = transformer.cost_logits(hidden, window.actions)
+            logits = self.online.cost_logits(hidden, window.actions)
             cost_head_loss = losses.cost_head_loss(logits, batch.costs, batch.mask)
             loss = loss + config.cost_head_weight * cost_head_loss
             terms["cost_head_loss"] = cost_head_loss.detach()
-        if with_critics:
-            values = self.policy.critics(window.obs, policy.rsample(noise))
-            if config.q_guidance:
-                q_a, q_b = values["reward"].flip(0) if swap else values["reward"]
-                scale = losses.q_scale(q_b, batch.mask) if scale is None else scale
-                loss = loss - config.eta * losses.q_guidance(q_a, scale, batch.mask)
-                terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
-            if config.cost_penalty:
-                penalty, cost_terms = self._cost_penalty(batch, values["cost"])
-                loss = loss + self.multipliers.lmbda * penalty
-                terms |= cost_terms
+        if signals:
+            context = self.policy.critic_context(batch.ctg, batch.timesteps)
+            values = self.policy.critics(window.obs, policy.rsample(noise), context)
+        if "reward" in signals:
+            q_a, q_b = values["reward"].flip(0) if swap else values["reward"]
+            scale = losses.q_scale(q_b, batch.mask) if scale is None else scale
+            loss = loss - config.eta * losses.q_guidance(q_a, scale, batch.mask)
+            terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
+        if "cost" in signals:
+            penalty, cost_terms = self._cost_penalty(batch, values["cost"])
+            loss = loss + self.multipliers.lmbda * penalty
+            terms |= cost_terms
         terms = {"loss": loss.detach(), **terms}
         if config.entropy_bonus:
             loss = loss + losses.temperature_loss(temperature, entropy, self._target_entropy)
@@ -279,27 +225,23 @@ class RCDT(BudgetConditioned):
         for part, noise in parts:
             with self.autocast():
                 window = self.policy.normalizer.window(part)
-                policy = self.policy.transformer.head(self._hidden(window))
-                values = self.policy.critics(window.obs, policy.rsample(noise))
+                policy = self.online.head(self._hidden(window))
+                context = self.policy.critic_context(part.ctg, part.timesteps)
+                values = self.policy.critics(window.obs, policy.rsample(noise), context)
                 _, q_b = values["reward"].flip(0) if swap else values["reward"]
             scale += losses.q_scale(q_b, part.mask) * part.mask.sum() / n_steps
         return scale
 
     def _cost_penalty(self, batch: Batch, twins: Tensor) -> tuple[Tensor, Metrics]:
         """What lambda multiplies, and what dual ascent compares with kappa."""
-        costs = self._cost_estimate(twins)
+        costs = losses.pessimistic(twins, self.config.cost_pessimism)
         mean = losses.cost_penalty(costs, batch.mask)
         terms = {"cost_estimate": mean.detach(), "cost_policy": mean.detach()}
         if self.config.kappa_mode != "token":
             return mean, terms
-        steps_left = self.policy.episode_length - batch.timesteps
-        allowed = losses.cost_allowance(batch.ctg, steps_left, self.config.cost_discount)
+        allowed = self.policy.cost_allowance(batch.ctg, batch.timesteps)
         terms["cost_estimate"] = losses.masked_mean(costs.detach() - allowed, batch.mask)
         return losses.cost_excess(costs, allowed, batch.mask), terms
-
-    def _cost_estimate(self, twins: Tensor) -> Tensor:
-        """The twin that the configuration believes: (2, ...) -> (...,)."""
-        return twins.amax(0) if self.config.cost_reduction == "max" else twins.amin(0)
 
     def dual_step(self, cost_estimate: Tensor) -> Tensor:
         """Move lambda; returns what was compared with kappa."""
@@ -319,25 +261,3 @@ class RCDT(BudgetConditioned):
             )
         )
         return cost_estimate
-
-    def micro_batch_size(self, batch: Batch) -> int:
-        """Windows of one forward and backward pass, by `config.micro_batch_size`."""
-        n_windows, n_steps = batch.mask.shape
-        size = self.config.micro_batch_size
-        if size is None and self.device.type == "cpu":
-            size = self.policy.transformer.windows_within(CPU_MICRO_BATCH, n_steps)
-        return min(size or n_windows, n_windows)
-
-    def _set_training(self, mode: bool) -> None:
-        """Dropout on or off; without any, the two modes are the same and switching costs time."""
-        if self.config.dropout or self.config.attention_dropout:
-            self.policy.transformer.train(mode)
-
-    def _noise(self, batch: Batch) -> Tensor:
-        return Gaussian.draw_noise(batch.actions, self.training.generators["noise"])
-
-
-def _add_terms(metrics: Metrics, terms: Metrics, share: Tensor) -> None:
-    """Add a micro-batch's terms by its share of the batch's steps."""
-    for name, value in terms.items():
-        metrics[name] = metrics[name] + share * value if name in metrics else share * value

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rcdt_agent._types import BoolArray
 from rcdt_agent.config import Sampling
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.weights import trajectory_probabilities
@@ -27,16 +28,20 @@ class Batch(Window):
         costs: (B, T).
         next_obs: (B, T, O) observation after the step.
         terminals: (B, T) bool, the task ended with this step.
+        ends: (B, T) bool, the trajectory ended with this step, in whichever way.
         next_known: (B, T) bool, real steps whose `next_obs` was recorded or is not needed.
         weights: (B,) weight of the window's trajectory.
+        held_out: (B,) bool, critics are not trained on the window's trajectory.
     """
 
     rewards: Tensor
     costs: Tensor
     next_obs: Tensor
     terminals: Tensor
+    ends: Tensor
     next_known: Tensor
     weights: Tensor
+    held_out: Tensor
 
     def next_window(self) -> Window:
         """The windows one step on: next observations, and what is to go after the step.
@@ -90,6 +95,7 @@ class WindowSampler:
         sampling: Sampling = "trajectory",
         cost_ceiling: float = 70.0,
         weights: Tensor | None = None,
+        held_out: BoolArray | None = None,
         relabelling: Relabelling | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
@@ -103,6 +109,7 @@ class WindowSampler:
             sampling: See `trajectory_probabilities`.
             cost_ceiling: Only for `cost_tilted`.
             weights: (M,) weight of each trajectory; ones by default.
+            held_out: (M,) bool, trajectories that critics are not trained on; none by default.
             relabelling: Of tokens; none by default.
             device: Where batches are made.
         """
@@ -133,6 +140,9 @@ class WindowSampler:
         self._final_known = self._to_device(dataset.terminated | dataset.final_known)
         self._weights = torch.ones(len(dataset)) if weights is None else weights.float()
         self._weights = self._weights.to(self.device)
+        self._held_out = self._to_device(
+            np.zeros(len(dataset), dtype=np.bool_) if held_out is None else held_out
+        )
         probabilities = trajectory_probabilities(dataset, sampling, cost_ceiling)
         self._cdf = torch.from_numpy(np.cumsum(probabilities)).to(self.device)
         frontier = dataset.frontier()
@@ -193,8 +203,10 @@ class WindowSampler:
             costs=costs,
             next_obs=obs[:, 1:] * mask[..., None],
             terminals=last & self._terminated[trajectories][:, None],
+            ends=last,
             next_known=mask & (~last | self._final_known[trajectories][:, None]),
             weights=self._weights[trajectories],
+            held_out=self._held_out[trajectories],
         )
 
     def _slack(self) -> Tensor:

@@ -40,10 +40,16 @@ def trajectory_probabilities(
     return np.asarray(weight / weight.sum())
 
 
-def normalize_weights(weights: Tensor, probabilities: Tensor, maximum: float) -> Tensor:
-    """Divide by the mean under the sampler, then clip: the loss keeps its scale (row 6)."""
+def normalize_weights(
+    weights: Tensor, probabilities: Tensor, maximum: float, floor: float = 0.0
+) -> Tensor:
+    """Divide by the mean under the sampler, then clip: the loss keeps its scale (row 6).
+
+    With a floor every trajectory is imitated somewhat. Without one, W of costly trajectories goes
+    to zero, and what their tokens mean is left to the critic terms alone.
+    """
     mean = (weights * probabilities).sum() / probabilities.sum()
-    return (weights / mean).clamp(max=maximum)
+    return (weights / mean).clamp(min=floor, max=maximum)
 
 
 def outcome_weights(outcomes: Outcomes, config: Config, cost_limit: float) -> Tensor:

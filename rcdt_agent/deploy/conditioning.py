@@ -33,6 +33,8 @@ class Conditioning:
     Attributes:
         outcomes: Returns and costs of the training episodes.
         table: What the data still earned from a step on, given what they still spent.
+        cautious_table: The same at a lower quantile, for episodes that spend ahead of pace; None:
+            `table` serves them too.
         published: Budget -> target return, as published with CDT; empty without a DSRL task.
         quantile: Which return among the episodes within the budget `auto` asks for.
         margin: Share of the budget held back: the tokens ask for the rest.
@@ -44,6 +46,7 @@ class Conditioning:
 
     outcomes: Outcomes
     table: ReturnToGoTable
+    cautious_table: ReturnToGoTable | None = None
     published: tuple[tuple[float, float], ...] = ()
     quantile: float = 0.9
     margin: float = 0.0
@@ -103,17 +106,39 @@ class Conditioning:
         Earlier tokens of the window follow from them by what was earned and spent since, as in
         the data.
         """
-        left = self.token(state.cost_budget) - state.total_cost
+        token = self.token(state.cost_budget)
+        left = token - state.total_cost
         exhausted = left <= 0
+        pace = self._pace(token, left, state.steps - 1)
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
             left = np.maximum(left, np.float32(floor))
         target = state.target_return
         capped = exhausted if self.exhausted_mode and not self.replan else self.replan
         if np.any(capped):
-            most = state.total_return + self.table(state.steps - 1, left)
+            most = state.total_return + self._return_to_go(state.steps - 1, left, pace)
             target = np.where(capped, np.minimum(target, most), target)
         return target, state.total_cost + left
+
+    def _return_to_go(
+        self, steps: npt.ArrayLike, left: Float32Array, pace: Float32Array
+    ) -> Float32Array:
+        """(N,) what to ask for from these steps on."""
+        most = self.table(steps, left)
+        if self.cautious_table is None:
+            return most
+        cautious = self.cautious_table(steps, left)
+        return cautious + pace * (most - cautious)
+
+    def _pace(
+        self, token: Float32Array, left: Float32Array, steps: npt.NDArray[np.int64]
+    ) -> Float32Array:
+        """(N,) what is left, as a share of what an even pace would have left; in [0, 1]."""
+        passed = np.clip(steps / (self.table.steps[-1] + 1), 0.0, 1.0)
+        even = np.asarray(token * (1 - passed), dtype=np.float32)
+        within = (left >= 0).astype(np.float32)  # nothing should be left: kept or not
+        share = np.divide(left, even, out=within, where=even > 0)
+        return np.clip(share, 0.0, 1.0)
 
     def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
         """Say aloud, with the numbers, when the data do not cover the request."""
@@ -151,6 +176,7 @@ class Conditioning:
         return {
             "outcomes": self.outcomes.to_dict(),
             "table": self.table.to_dict(),
+            "cautious_table": self.cautious_table.to_dict() if self.cautious_table else None,
             "published": [list(pair) for pair in self.published],
             "calibration": self.calibration.to_dict() if self.calibration else None,
         }
@@ -158,11 +184,12 @@ class Conditioning:
     @classmethod
     def from_dict(cls, config: Config, values: dict[str, Any]) -> Conditioning:
         """The inverse of `to_dict`."""
-        calibration = values["calibration"]
+        calibration, cautious = values["calibration"], values["cautious_table"]
         return cls.from_config(
             config,
             outcomes=Outcomes.from_dict(values["outcomes"]),
             table=ReturnToGoTable.from_dict(values["table"]),
+            cautious_table=ReturnToGoTable.from_dict(cautious) if cautious else None,
             published=tuple((float(b), float(t)) for b, t in values["published"]),
             calibration=TokenCalibration.from_dict(calibration) if calibration else None,
         )

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Config
 from rcdt_agent.critics import TwinCritics
@@ -96,14 +97,16 @@ class ConditionedPolicy(Policy):
         self.conditioning = conditioning
         self.episode_length = episode_length
         self.cost_limit = cost_limit
+        self.token_critics = config.critic_inputs == "token"
         self.cost_discount = config.cost_discount
+        self.cost_pessimism = config.cost_pessimism
         self.shield_candidates = config.shield_candidates
         sizes = len(normalizer.obs_mean), len(normalizer.action_low)
-        in_episode = config.positions == "episode"
         self.transformer = PolicyTransformer(
             *sizes,
-            n_timesteps=config.context_length + (episode_length if in_episode else 0),
-            absolute_timesteps=in_episode,
+            episode_length=episode_length,
+            smooth_time=config.time_embedding == "fourier",
+            token_features=normalizer.token_features,
             n_layers=config.n_layers,
             n_heads=config.n_heads,
             width=config.embedding_size,
@@ -116,6 +119,7 @@ class ConditionedPolicy(Policy):
         self.critics = TwinCritics(
             dict.fromkeys(config.critic_signals, 1.0),
             *sizes,
+            context_size=normalizer.token_features + 1 if self.token_critics else 0,
             width=config.critic_width,
             n_layers=config.critic_layers,
         )
@@ -126,6 +130,8 @@ class ConditionedPolicy(Policy):
     ) -> ConditionedPolicy:
         """An untrained policy; everything that depends on the data is fixed here."""
         outcomes = dataset.outcomes
+        longest = int(dataset.lengths.max())
+        episode_length = max(longest, task.episode_length if task else 0)
         reference = task.reference_budget if task else outcomes.typical_cost
         cost_limit = max(reference, 1e-3) if config.cost_limit is None else config.cost_limit
         normalizer = Normalizer.fit(
@@ -135,15 +141,22 @@ class ConditionedPolicy(Policy):
             rtg_scale=config.rtg_scale or float(np.ptp(outcomes.returns)) or 1.0,
             ctg_scale=config.ctg_scale or max(cost_limit, 1e-3),
             ctg_shape=config.ctg_shape,
+            episode_length=episode_length if config.token_rates else None,
         )
-        table = ReturnToGoTable.fit(dataset, quantile=config.target_quantile, cost_unit=cost_limit)
+        tables = [
+            None
+            if level is None
+            else ReturnToGoTable.fit(dataset, quantile=level, cost_unit=cost_limit)
+            for level in (config.target_quantile, config.cautious_quantile)
+        ]
         published: tuple[tuple[float, float], ...] = ()
         if task and task.published_targets:
             published = tuple(zip(task.budgets, task.published_targets, strict=True))
         conditioning = Conditioning.from_config(
             config,
             outcomes=outcomes,
-            table=table,
+            table=tables[0],
+            cautious_table=tables[1],
             published=published,
         )
         policy = cls(
@@ -151,7 +164,7 @@ class ConditionedPolicy(Policy):
             normalizer,
             conditioning,
             **spaces,
-            episode_length=max(int(dataset.lengths.max()), task.episode_length if task else 0),
+            episode_length=episode_length,
             cost_limit=cost_limit,
         )
         sums = {
@@ -166,6 +179,23 @@ class ConditionedPolicy(Policy):
     def outcomes(self) -> Outcomes:
         """Returns and costs of the training episodes."""
         return self.conditioning.outcomes
+
+    def critic_context(self, ctg: Tensor, timesteps: Tensor) -> Tensor | None:
+        """(..., X) what critics see besides state and action; None if it is nothing.
+
+        Args:
+            ctg: (...,) cost-to-go, in units of the task.
+            timesteps: (...,) step of the episode.
+        """
+        if not self.token_critics:
+            return None
+        passed = timesteps.clamp(max=self.episode_length)[..., None] / self.episode_length
+        return torch.cat((self.normalizer.ctg(ctg, timesteps), passed), dim=-1)
+
+    def cost_allowance(self, ctg: Tensor, timesteps: Tensor) -> Tensor:
+        """(...,) what the cost critic says of spending `ctg` evenly over the steps left."""
+        steps_left = self.episode_length - timesteps
+        return losses.cost_allowance(ctg, steps_left, self.cost_discount, finite=self.token_critics)
 
     def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
         """Action distribution, in [-1, 1], of windows in task units."""
@@ -212,21 +242,28 @@ class ConditionedPolicy(Policy):
     def _shielded(
         self, state: AgentState, policy: Gaussian, chosen: Tensor, left: Float32Array
     ) -> tuple[Tensor, BoolArray]:
+        steps = torch.from_numpy(state.steps - 1).to(self.device)
+        to_go = torch.from_numpy(left).to(self.device)
         shield = CriticShield(
             critics=self.critics,
-            cost_discount=self.cost_discount,
-            episode_length=self.episode_length,
             n_candidates=self.shield_candidates,
+            cost_pessimism=self.cost_pessimism,
         )
         newest = state.obs[np.arange(state.n_envs), state.position]
         obs = self.normalizer.obs(torch.from_numpy(newest).to(self.device))
-        return shield.choose(obs, policy, chosen, left, state.steps - 1)
+        return shield.choose(
+            obs,
+            policy,
+            chosen,
+            self.cost_allowance(to_go, steps),
+            self.critic_context(to_go, steps),
+        )
 
     def configure(self, config: Config) -> None:
         """Take over the deployment settings of a configuration."""
         data = {
             name: getattr(self.conditioning, name)
-            for name in ("outcomes", "table", "published", "calibration")
+            for name in ("outcomes", "table", "cautious_table", "published", "calibration")
         }
         self.conditioning = Conditioning.from_config(config, **data)
         self.shield_candidates = config.shield_candidates
@@ -252,7 +289,7 @@ class ConditionedPolicy(Policy):
             )
         return cls(
             config,
-            Normalizer(*sizes, config.ctg_shape),
+            Normalizer(*sizes, config.ctg_shape, lengths[0] if config.token_rates else None),
             Conditioning.from_dict(config, values["conditioning"]),
             observation_space,
             action_space,

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent._types import BoolArray
 from rcdt_agent.critics import TwinCritics
-from rcdt_agent.losses import cost_allowance
+from rcdt_agent.losses import pessimistic
 from rcdt_agent.model import Gaussian
 
 
@@ -21,43 +21,44 @@ class CriticShield:
     same at every step: a shielded policy remains a function of what it sees.
 
     Attributes:
-        critics: `cost`, whose larger twin is what an action is believed to cost; and, if trained,
-            `reward`, whose smaller twin ranks the actions that fit (else the nearest to the mean).
-        cost_discount: Of the cost critic.
-        episode_length: Longest episode.
+        critics: `cost`, by which actions fit or do not; and, if trained, `reward`, whose smaller
+            twin ranks the actions that fit (else the nearest to the mean).
         n_candidates: Actions besides the policy's own.
+        cost_pessimism: As in `Config`: 0.5 believes the larger twin.
     """
 
     critics: TwinCritics
-    cost_discount: float
-    episode_length: int
     n_candidates: int
+    cost_pessimism: float = 0.5
 
     def choose(
-        self, obs: Tensor, policy: Gaussian, own: Tensor, left: Float32Array, steps: Int64Array
+        self,
+        obs: Tensor,
+        policy: Gaussian,
+        own: Tensor,
+        allowed: Tensor,
+        context: Tensor | None = None,
     ) -> tuple[Tensor, BoolArray]:
         """Actions (N, A), and where (N,) they are not the policy's own.
 
-        The policy's action stays if its estimated cost-to-go fits what is left of the budget.
-        Otherwise the candidate of the best value among those that fit, or the one of the least
-        cost if none does.
+        The policy's action stays if its estimated cost-to-go is allowed. Otherwise the candidate of
+        the best value among those that are, or the one of the least cost if none is.
 
         Args:
             obs: (N, O) normalised.
             policy: Of (N, A) actions.
             own: (N, A) the action it would take.
-            left: (N,) what is left of the budget.
-            steps: (N,) the present step of the episode.
+            allowed: (N,) what the cost critic may say, in its unit.
+            context: (N, X) what the critics see besides, if anything.
         """
         mean, std = policy.mean, policy.log_std.exp()
         offsets = _offsets(self.n_candidates, mean.shape[1]).to(mean)
         around = (mean + offsets[:, None] * std).clamp(-1.0, 1.0)
         candidates = torch.cat((own[None], around))  # (1 + M, N, A)
-        repeated = obs.expand(len(candidates), *obs.shape)
-        values = self.critics(repeated, candidates)
-        costs = values["cost"].amax(0).clamp(min=0.0)  # (1 + M, N)
-        steps_left = torch.from_numpy(self.episode_length - steps).to(costs)
-        allowed = cost_allowance(torch.from_numpy(left).to(costs), steps_left, self.cost_discount)
+        n = len(candidates)
+        repeated = None if context is None else context.expand(n, *context.shape)
+        values = self.critics(obs.expand(n, *obs.shape), candidates, repeated)
+        costs = pessimistic(values["cost"], self.cost_pessimism).clamp(min=0.0)  # (1 + M, N)
         fits = costs <= allowed
         if "reward" in values:
             merit = values["reward"].amin(0)

@@ -31,19 +31,6 @@ class StateUse:
         return self
 
 
-class StateUse:
-    """Whether anybody used the state of an episode after `predict` had returned it.
-
-    Shared by all states of the episode: dropping it (`action, _ = agent.predict(obs)`) would begin
-    a new episode, with the whole budget, at each step.
-    """
-
-    used = False
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> StateUse:
-        return self
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AgentState:
     """What `predict` returns and wants back. Every array has a leading axis of environments.

@@ -67,9 +67,17 @@ SWITCHES: dict[str, Switch] = {
         about="half of the windows with a random slack in the cost token, so that it means at most",
         config={"relabel_fraction": 0.5},
     ),
-    "window": Switch(
-        about="tokens placed by their step of the window instead of the episode",
-        config={"positions": "window"},
+    "rates": Switch(
+        about="tokens that also hold what is to go per step left",
+        config={"token_rates": True},
+    ),
+    "smooth-time": Switch(
+        about="Fourier features of time instead of a learned row for each step",
+        config={"time_embedding": "fourier"},
+    ),
+    "ema": Switch(
+        about="acting with a moving average of the policy's weights",
+        config={"ema_decay": 0.998},
     ),
     "transition": Switch(
         about="windows drawn uniformly over all steps instead of over trajectories",

@@ -1,0 +1,168 @@
+"""The critics' half of Algorithm 1: TD learning of Q and C, and when they may guide the policy."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rcdt_agent import losses
+from rcdt_agent._types import BoolArray
+from rcdt_agent.algorithms.budgets import BudgetConditioned
+from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories
+from rcdt_agent.algorithms.training import Metrics
+from rcdt_agent.critics import target_network
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.sampler import Batch
+from rcdt_agent.model import Gaussian
+
+CPU_MICRO_BATCH = 655_360
+"""Size of an activation (tokens times width) that a CPU's cache takes: 128 windows of the paper."""
+
+MAX_HELD_OUT = 40
+"""Trajectories on which the critics are checked, at most."""
+
+CHECK_EVERY = 100
+"""Steps between two checks."""
+
+METRIC = {"reward": "q", "cost": "cost"}
+"""What the metrics of each critic begin with."""
+
+
+class CriticLearning(BudgetConditioned):
+    """A budget-conditioned algorithm whose critics learn beside the policy."""
+
+    def hold_out(self, dataset: TrajectoryDataset) -> BoolArray:
+        """(M,) bool, the trajectories that critics are not trained on, but checked with."""
+        held_out = held_out_trajectories(len(dataset), self.config.held_out_fraction, self.seed)
+        rows = np.flatnonzero(held_out)[:MAX_HELD_OUT]
+        self._unseen = dataset.select(rows, suffix="held out") if len(rows) else None
+        return held_out
+
+    def setup_critics(self) -> None:
+        """Make target networks and optimiser."""
+        config, training, critics = self.config, self.training, self.policy.critics
+        self.target_critics = target_network(critics)
+        training.modules["target_critics"] = self.target_critics
+        start = round(config.critic_start * self.total_steps)
+        training.counters = {"critic_start": start, "reward_acts": 0, "cost_acts": 0}
+        if config.uses_critics:
+            training.optimizers["critics"] = torch.optim.Adam(
+                critics.parameters(), lr=config.critic_learning_rate, fused=True
+            )
+
+    @property
+    def critics_active(self) -> bool:
+        """Whether critics, their terms and lambda have begun."""
+        start = self.training.counters["critic_start"]
+        return self.config.uses_critics and self.num_timesteps >= start
+
+    @property
+    def target_rate(self) -> float:
+        """Of the target critics: the configuration's, or enough for them to converge."""
+        if self.config.target_rate is not None:
+            return self.config.target_rate
+        n_steps = self.total_steps - self.training.counters["critic_start"]
+        return losses.target_rate(n_steps, max(self.config.discount, self.config.cost_discount))
+
+    @property
+    def signals_that_act(self) -> tuple[str, ...]:
+        """Signals whose critic has been better than a constant, or all where none is checked."""
+        signals, counters = self.config.critic_signals, self.training.counters
+        if self._unseen is None:
+            return signals
+        return tuple(signal for signal in signals if counters[f"{signal}_acts"])
+
+    def check_critics(self) -> Metrics:
+        """Errors of the critics on held-out trajectories; decides which terms act from here on."""
+        if self._unseen is None:
+            return {}
+        metrics: Metrics = {}
+        for signal, errors in critic_errors(self.policy, self.config, self._unseen).items():
+            self.training.counters[f"{signal}_acts"] = int(errors["error"] < 1.0)
+            metrics[f"{METRIC[signal]}_error"] = torch.tensor(errors["error"], device=self.device)
+        return metrics
+
+    def critic_step(self, batch: Batch) -> Metrics:
+        """Fit the critics to their TD targets once, on every real transition of the windows."""
+        optimizer, critics = self.training.optimizers["critics"], self.policy.critics
+        optimizer.zero_grad()
+        n_known = self._known(batch).sum().clamp(min=1)
+        metrics: Metrics = {}
+        for part in batch.split(self.micro_batch_size(batch)):
+            with self.autocast():
+                loss, terms = self.critic_objective(part, self.next_actions(part))
+            share = self._known(part).sum() / n_known
+            self.training.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+            add_terms(metrics, terms, share)
+        self.training.scaler.unscale_(optimizer)
+        norms = critics.clip_grad_norm_(self.config.critic_max_grad_norm)
+        metrics |= {f"{METRIC[signal]}_grad_norm": norm for signal, norm in norms.items()}
+        self.training.scaler.step(optimizer)
+        return metrics
+
+    def critic_objective(self, batch: Batch, next_actions: Tensor) -> tuple[Tensor, Metrics]:
+        """The critics' TD losses, in units of each critic, and their terms.
+
+        Args:
+            batch: Windows in units of the task.
+            next_actions: (B, T, A) the policy's own action after each step.
+        """
+        config, policy, known = self.config, self.policy, self._known(batch)
+        obs, next_obs = policy.normalizer.obs(batch.obs), policy.normalizer.obs(batch.next_obs)
+        context = policy.critic_context(batch.ctg, batch.timesteps)
+        values = policy.critics(obs, policy.normalizer.actions(batch.actions), context)
+        with torch.no_grad():
+            to_go, later = batch.ctg - batch.costs, batch.timesteps + 1
+            context = policy.critic_context(to_go, later)
+            next_values = self.target_critics(next_obs, next_actions, context)
+        stops = batch.terminals if context is None else batch.ends
+        total, terms = torch.zeros((), device=self.device), {}
+        for signal, twins in values.items():
+            if signal == "reward":
+                following = losses.pessimistic(next_values[signal], -config.target_pessimism)
+                target = losses.td_target(batch.rewards, following, stops, config.discount)
+            else:
+                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
+                following = losses.pessimistic(next_values[signal], config.target_pessimism)
+                target = losses.td_target(
+                    batch.costs, following.clamp(min=0.0), stops, config.cost_discount
+                )
+            unit = policy.critics.unit(signal)
+            loss = losses.td_loss(twins / unit, target / unit, known)
+            total = total + loss
+            terms[f"{METRIC[signal]}_loss"] = loss.detach()
+            terms[f"{METRIC[signal]}_data"] = losses.masked_mean(twins.detach()[0], known)
+        return total, terms
+
+    def _known(self, batch: Batch) -> Tensor:
+        """(B, T) bool, steps that critics are trained on."""
+        followed = batch.mask if self.policy.token_critics else batch.next_known
+        return followed & ~batch.held_out[:, None]
+
+    @torch.no_grad()
+    def next_actions(self, batch: Batch) -> Tensor:
+        """(B, T, A) the policy's own sampled action after each step, in [-1, 1]."""
+        if self.policy.transformer.training:
+            self.policy.transformer.eval()
+        policy: Gaussian = self.policy.transformer(
+            self.policy.normalizer.window(batch.next_window())
+        )
+        return policy.rsample(self._noise(batch))
+
+    def micro_batch_size(self, batch: Batch) -> int:
+        """Windows of one forward and backward pass, by `config.micro_batch_size`."""
+        n_windows, n_steps = batch.mask.shape
+        size = self.config.micro_batch_size
+        if size is None and self.device.type == "cpu":
+            size = self.policy.transformer.windows_within(CPU_MICRO_BATCH, n_steps)
+        return min(size or n_windows, n_windows)
+
+    def _noise(self, batch: Batch) -> Tensor:
+        return Gaussian.draw_noise(batch.actions, self.training.generators["noise"])
+
+
+def add_terms(metrics: Metrics, terms: Metrics, share: Tensor) -> None:
+    """Add a micro-batch's terms by its share of the batch's steps."""
+    for name, value in terms.items():
+        metrics[name] = metrics[name] + share * value if name in metrics else share * value
