@@ -36,6 +36,7 @@ class Toll(gym.Env):
 class MinimalVector(gym.vector.VectorEnv):
     """The three reset modes in a few lines, by Gymnasium's rules, whatever version is installed.
 
+    It writes into the array of observations that it returned, as environments may.
     `same` and `same-dict` differ in how the last info is handed over (before and since 1.0).
     """
 
@@ -61,7 +62,7 @@ class MinimalVector(gym.vector.VectorEnv):
         for i in np.flatnonzero(mask):
             self.obs[i], _ = self.envs[i].reset(seed=None if seed is None else seed + int(i))
         self.ended &= ~mask
-        return self.obs.copy(), {}
+        return self.obs, {}
 
     def step(self, actions):
         n = self.num_envs
@@ -82,7 +83,7 @@ class MinimalVector(gym.vector.VectorEnv):
         elif ends.any() and self.mode == "same-dict":
             last = [info or {} for info in final_infos]
             together |= {"final_obs": final_obs, "final_info": stacked(last)}
-        return self.obs.copy(), rewards, np.zeros(n, dtype=bool), ends, together
+        return self.obs, rewards, np.zeros(n, dtype=bool), ends, together
 
     def close_extras(self, **kwargs):
         pass
