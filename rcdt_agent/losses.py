@@ -181,9 +181,8 @@ def cost_allowance(
         finite: Whether the critic ends with the episode.
     """
     steps = steps_left.clamp(min=1)
-    rate: Tensor = to_go.clamp(min=0.0) / steps
-    value_of_rate = (1 - discount**steps) / (1 - discount) if finite else 1 / (1 - discount)
-    return rate * value_of_rate
+    allowed: Tensor = to_go.clamp(min=0.0) / steps / (1 - discount)
+    return allowed * (1 - torch.pow(discount, steps)) if finite else allowed
 
 
 def pessimistic(twins: Tensor, pessimism: float) -> Tensor:

@@ -109,7 +109,7 @@ def test_what_a_method_name_means():
         ("rcdt+speed", "'speed' is neither a switch"),
         ("rcdt+width=3", "'width=3' is neither a switch"),
         ("rcdt+eta=-1", "`eta` must be >= 0, got -1"),
-        ("rcdt+eta=big", "eta=big"),
+        ("rcdt+eta=big", "`eta` must be a number, got 'big'"),
         ("rcdt+eta=0.1+eta=0.2", "sets 'eta' twice"),
     ],
 )
