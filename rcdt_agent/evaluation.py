@@ -16,8 +16,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float64Array
+from rcdt_agent.deploy.checks import check_budgets
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import check_budgets
 from rcdt_agent.env_step import CostFunction
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import Env, SeededEpisodes, env_maker

@@ -13,10 +13,11 @@ from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.config import Config
+from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.deploy.conditioning import TargetReturn
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState, StateUse
-from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens, check_budgets, check_targets
+from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
 from rcdt_agent.env_step import CostFunction
 from rcdt_agent.errors import InvalidArgumentError, StateError
 

@@ -15,10 +15,10 @@ from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.data.readers import AnyData
+from rcdt_agent.deploy.checks import check_budget
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import check_budget
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
 

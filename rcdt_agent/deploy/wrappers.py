@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.deploy.checks import check_targets
 from rcdt_agent.env_step import CostFunction, read_step
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -155,45 +156,6 @@ def split_facts(observation: Any) -> tuple[Any, Facts | None]:
             f"them itself, so leave it out: `VecNormalize(norm_obs=False)`."
         )
     return observation[OBSERVATION], facts
-
-
-def check_budget(cost_budget: Any) -> float:
-    """One cost budget as a number.
-
-    Raises:
-        InvalidArgumentError: Not one number, negative, or not finite.
-    """
-    budgets = check_budgets(cost_budget)
-    if np.ndim(cost_budget) != 0:
-        raise InvalidArgumentError(
-            f"`cost_budget` must be one number, got {cost_budget!r}; `agent.begin(n, cost_budget)` "
-            f"takes one for each of n environments."
-        )
-    return float(budgets[0])
-
-
-def check_budgets(cost_budget: Any, n_envs: int | None = None) -> Float64Array:
-    """Cost budgets as numbers: (n_envs,), from one or as many; without it, as many as given.
-
-    Raises:
-        InvalidArgumentError: Not numbers, negative, not finite, or not as many.
-    """
-    budgets = _numbers(cost_budget)
-    if budgets is None or not (np.isfinite(budgets) & (budgets >= 0)).all():
-        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
-    return _one_each("cost_budget", budgets, n_envs)
-
-
-def check_targets(target_return: Any, n_envs: int) -> Float64Array:
-    """Target returns (n_envs,) as numbers, from one or as many.
-
-    Raises:
-        InvalidArgumentError: Not numbers, not finite, or not as many.
-    """
-    targets = _numbers(target_return)
-    if targets is None or not np.isfinite(targets).all():
-        raise InvalidArgumentError(f"`target_return` must be finite, got {target_return!r}.")
-    return _one_each("target_return", targets, n_envs)
 
 
 def own_targets(target_return: Any, cost_budget: Any, n_envs: int) -> Float32Array:
