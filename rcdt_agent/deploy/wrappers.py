@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rcdt_agent._types import Float32Array, Float64Array
-from rcdt_agent.deploy.checks import check_targets
+from rcdt_agent._types import Float32Array
+from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.env_step import CostFunction, read_step
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -166,21 +166,3 @@ def own_targets(target_return: Any, cost_budget: Any, n_envs: int) -> Float32Arr
     if cost_budget is not None:
         own[1] = check_budgets(cost_budget, n_envs)
     return own
-
-
-def _numbers(values: Any) -> Float64Array | None:
-    """Values as float64, or None if they are no numbers: text that looks like one is not."""
-    try:
-        array = np.asarray(values)
-    except (TypeError, ValueError):
-        return None
-    return array.astype(np.float64) if array.dtype.kind in "iuf" else None
-
-
-def _one_each(name: str, values: Float64Array, n_envs: int | None) -> Float64Array:
-    if values.ndim > 1 or (n_envs is not None and values.size not in (1, n_envs)):
-        raise InvalidArgumentError(
-            f"`{name}` must be one number, or one for each of {n_envs or 'several'} environments, "
-            f"got shape {values.shape}."
-        )
-    return values.reshape(-1) if n_envs is None else np.broadcast_to(values, (n_envs,)).copy()
