@@ -112,6 +112,42 @@ def test_conditioning_survives_a_checkpoint():
     np.testing.assert_array_equal(again.table.returns, TABLE.returns)
 
 
+CAUTIOUS = ReturnToGoTable.fit(TWO_KINDS, quantile=0.0, cost_unit=2.0)
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "step", "share"),
+    [
+        (10.0, 0.0, 2, 1.0),  # nothing spent
+        (10.0, 4.0, 2, 1.0),  # 6 left of 10 with 3 of 5 steps to go: an even pace
+        (10.0, 7.0, 2, 0.5),  # 3 left where an even pace has 6
+        (10.0, 10.0, 2, 0.0),  # spent
+        (10.0, 14.0, 2, 0.0),
+        (0.0, 0.0, 2, 1.0),  # nothing may be spent, and nothing was
+        (0.0, 1.0, 2, 0.0),
+    ],
+)
+def test_who_spends_ahead_of_pace_is_asked_for_less(budget, spent, step, share):
+    asks = rules(cautious_table=CAUTIOUS, replan=True, exhausted_mode=True)
+    state = under_way(budget, spent, earned=2.0, step=step, target=1000.0)
+    left = max(budget - spent, 0.0)
+    high, low = float(TABLE(step, left)), float(CAUTIOUS(step, left))
+    target, tokens = asks.targets(state)
+    assert target[0] - 2.0 == pytest.approx(low + share * (high - low), rel=1e-5)
+    assert tokens[0] - spent == pytest.approx(left)
+    if left >= 6:
+        assert high > low  # the cases above tell the two apart
+
+
+def test_the_cautious_table_survives_a_checkpoint_and_has_its_rule():
+    config = make_config("tiny", cautious_quantile=0.25)
+    again = Conditioning.from_dict(config, rules(cautious_table=CAUTIOUS).to_dict())
+    np.testing.assert_array_equal(again.cautious_table.returns, CAUTIOUS.returns)
+    for wrong in ({"replan": False}, {"target_quantile": 0.2}):
+        with pytest.raises(InvalidArgumentError, match="`cautious_quantile` must be in"):
+            make_config("tiny", cautious_quantile=0.25, **wrong)
+
+
 def test_return_to_go_by_hand():
     table = ReturnToGoTable.fit(TWO_KINDS, quantile=1.0, cost_unit=2.0)
     assert table(0, 0.0) == pytest.approx(5.0)  # five careful steps
@@ -237,6 +273,7 @@ def test_token_grid_spans_the_budgets():
 
 
 def test_calibrating_an_agent_changes_its_token_and_travels_with_it(agent):
+    agent.set_deployment(budget_margin=0.2)
     plain = agent.evaluate(ENV_ID, [20.0], n_episodes=4)
     found = agent.calibrate(ENV_ID, [5.0, 20.0], n_episodes=4, n_tokens=5, n_envs=20)
     assert found.tokens.shape == (5,)
@@ -245,7 +282,6 @@ def test_calibrating_an_agent_changes_its_token_and_travels_with_it(agent):
         [0.0, 10.0, 20.0], np.array([[0.0], [20.0], [40.0]]), confidence=0.5, seed=0
     )
     agent.set_cost_budget(20.0)
-    assert agent.config.budget_margin == pytest.approx(0.2)
     quantile = agent.config.target_quantile
     assert agent.target_return == pytest.approx(agent.policy.outcomes.target_return(8.0, quantile))
     buffer = io.BytesIO()
@@ -255,8 +291,15 @@ def test_calibrating_an_agent_changes_its_token_and_travels_with_it(agent):
     assert loaded.target_return == agent.target_return
     calibrated = loaded.evaluate(ENV_ID, [20.0], n_episodes=4)
     assert calibrated.results[0].target_return == agent.target_return
+    # A calibration holds for the rules it was measured under.
+    with pytest.raises(InvalidArgumentError, match="`budget_margin` .* calibrated"):
+        loaded.set_deployment(budget_margin=0.0)
+    assert loaded.config.budget_margin == pytest.approx(0.2)
+    loaded.set_deployment(budget_margin=0.2)  # as it was: nothing to refuse
     loaded.calibration = None
     assert loaded.evaluate(ENV_ID, [20.0], n_episodes=4).to_json() == plain.to_json()
+    loaded.set_deployment(budget_margin=0.0)
+    assert loaded.config.budget_margin == 0.0
 
 
 def linear_critics(**signals):
@@ -276,31 +319,26 @@ def linear_critics(**signals):
 def test_shield_keeps_what_fits_and_replaces_what_does_not():
     """Cost 5 + 4 a, value 2 a: with 5 allowed the best fitting action is the largest below 0."""
     shield = CriticShield(
-        critics=linear_critics(reward=(0.0, 2.0), cost=(5.0, 4.0)), cost_discount=0.0,
-        episode_length=10, n_candidates=64,
-    )  # fmt: skip
+        critics=linear_critics(reward=(0.0, 2.0), cost=(5.0, 4.0)), n_candidates=64
+    )
     mean = torch.tensor([[0.5]] * 3)
     policy = Gaussian(mean, torch.full((3, 1), 0.5).log())
-    # Allowances with discount 0 are left / steps: 8, 5 and 0.1 a step.
-    left, steps = np.array([80.0, 50.0, 1.0], np.float32), np.zeros(3, np.int64)
-    actions, replaced = shield.choose(torch.zeros(3, 1), policy, mean, left, steps)
+    allowed = torch.tensor([8.0, 5.0, 0.1])
+    actions, replaced = shield.choose(torch.zeros(3, 1), policy, mean, allowed)
     assert replaced.tolist() == [False, True, True]
     assert actions[0, 0] == 0.5
     assert -0.1 < actions[1, 0] <= 0.0
     assert actions[2, 0] < -0.3  # none fits: the least cost
-    again, _ = shield.choose(torch.zeros(3, 1), policy, mean, left, steps)
+    again, _ = shield.choose(torch.zeros(3, 1), policy, mean, allowed)
     torch.testing.assert_close(actions, again)
 
 
 def test_shield_without_a_reward_critic_stays_near_the_policy():
-    shield = CriticShield(
-        critics=linear_critics(cost=(5.0, 4.0)), cost_discount=0.0, episode_length=10,
-        n_candidates=64,
-    )  # fmt: skip
+    shield = CriticShield(critics=linear_critics(cost=(5.0, 4.0)), n_candidates=64)
     mean = torch.tensor([[0.5]])
     policy = Gaussian(mean, torch.full((1, 1), 0.5).log())
-    left, steps = np.array([50.0], np.float32), np.zeros(1, np.int64)
-    actions, replaced = shield.choose(torch.zeros(1, 1), policy, mean, left, steps)
+    allowed = torch.tensor([5.0])
+    actions, replaced = shield.choose(torch.zeros(1, 1), policy, mean, allowed)
     assert replaced.tolist() == [True] and -0.1 < actions[0, 0] <= 0.0
 
 

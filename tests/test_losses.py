@@ -138,6 +138,34 @@ def test_cost_allowance_by_hand():
     assert losses.cost_allowance(left, steps, 0.5).tolist() == [3.5, 0.0, 6.0]
 
 
+def test_cost_allowance_of_a_critic_that_looks_beyond_the_episode():
+    """A policy that spends its token evenly is worth exactly what its token allows."""
+    to_go, steps, discount = torch.tensor([8.0]), torch.tensor([4]), 0.5
+    evenly = sum(2.0 * discount**k for k in range(4))  # 2 a step for four steps
+    for_ever = 2.0 / (1 - discount)
+    assert losses.cost_allowance(to_go, steps, discount).item() == pytest.approx(evenly)
+    beyond = losses.cost_allowance(to_go, steps, discount, finite=False)
+    assert beyond.item() == pytest.approx(for_ever)
+
+
+def test_pessimism_by_hand():
+    twins = torch.tensor([[1.0, 5.0], [3.0, 4.0]])
+    assert losses.pessimistic(twins, 0.0).tolist() == [2.0, 4.5]
+    assert losses.pessimistic(twins, 0.5).tolist() == twins.amax(0).tolist()
+    assert losses.pessimistic(twins, -0.5).tolist() == twins.amin(0).tolist()
+
+
+def test_target_rate_lets_short_trainings_converge():
+    """The share of the error that soft targets leave, (1 - tau (1 - discount)) ** steps."""
+    for n_steps in (1_500, 9_000, 150_000):
+        rate = losses.target_rate(n_steps, 0.99)
+        assert (1 - rate * 0.01) ** n_steps < 0.01
+    assert losses.target_rate(150_000, 0.99) == 0.01  # the paper's
+    assert losses.target_rate(9_000, 0.99) == pytest.approx(5 / 90)
+    assert (1 - 0.01 * 0.01) ** 9_000 > 0.4  # what the paper's rate would leave there
+    assert losses.target_rate(10, 0.99) == 1.0
+
+
 def test_cost_excess_counts_only_what_is_beyond():
     costs, allowed = torch.tensor([[3.0, 1.0, 9.0]]), torch.tensor([[1.0, 2.0, 0.0]])
     mask = torch.tensor([[True, True, False]])

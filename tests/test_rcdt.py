@@ -11,6 +11,7 @@ import torch
 from conftest import random_arrays
 
 from rcdt_agent import RCDT, losses
+from rcdt_agent.algorithms import critic_learning
 from rcdt_agent.config import VARIANTS, make_config
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.data.weights import outcome_weights
@@ -140,7 +141,7 @@ def gradients(agent, batch):
     critics = [p.grad.clone() for p in agent.policy.critics.parameters() if p.grad is not None]
     agent.training.seed(7)
     metrics |= agent.policy_step(batch, signals=agent.config.critic_signals)
-    policy = [p.grad.clone() for p in agent.policy.transformer.parameters()]
+    policy = [p.grad.clone() for p in agent.online.parameters()]
     temperature = [p.grad.clone() for p in agent.multipliers.parameters() if p.grad is not None]
     return metrics, [*critics, *policy, *temperature]
 
@@ -271,12 +272,17 @@ def test_kappa_can_be_an_episode_cost(dataset):
     assert float(episode.multipliers.lmbda) == pytest.approx(0.1 * (5.0 * factor - 6.0))
 
 
-def test_kappa_of_each_step_can_be_its_token(dataset):
+@pytest.mark.parametrize("critic_inputs", ["token", "state"])
+def test_kappa_of_each_step_can_be_its_token(dataset, critic_inputs):
     """A critic that always says 2: beyond some tokens' allowance, within others'."""
-    agent = make_agent(dataset, lambda_step=0.5, kappa_mode="token", eta=0.0)
+    agent = make_agent(
+        dataset, lambda_step=0.5, kappa_mode="token", eta=0.0, critic_inputs=critic_inputs
+    )
     always_say(agent.policy.critics, 2.0)
     batch = agent.sampler.sample()
-    allowed = losses.cost_allowance(batch.ctg, 12 - batch.timesteps, 0.99)
+    allowed = losses.cost_allowance(
+        batch.ctg, 12 - batch.timesteps, 0.99, finite=critic_inputs == "token"
+    )
     gaps = (2.0 - allowed)[batch.mask]
     assert (gaps > 0).any() and (gaps < 0).any()
     noise, swap = torch.zeros_like(batch.actions), torch.tensor(False)
@@ -397,6 +403,82 @@ def test_training_with_an_average_continues_bit_for_bit(dataset):
     rest.restore(copy.deepcopy(part.snapshot()))
     steps(rest, 3)
     assert same(rest.policy, snapshot(whole.policy)) and same(rest.online, snapshot(whole.online))
+
+
+# ---------------------------------------------------------------- critics that may act
+
+
+def test_critics_are_not_trained_on_held_out_trajectories(dataset):
+    agent = make_agent(dataset, held_out_fraction=0.4)
+    held_out = agent.sampler.windows(torch.arange(5), torch.zeros(5, dtype=torch.int64)).held_out
+    assert held_out.sum() == 2
+    unseen = agent.sampler.windows(torch.nonzero(held_out)[:, 0], torch.zeros(2, dtype=torch.int64))
+    before = snapshot(agent.policy.critics)
+    agent.critic_step(unseen)
+    assert same(agent.policy.critics, before)
+    agent.critic_step(agent.sampler.windows(torch.arange(5), torch.zeros(5, dtype=torch.int64)))
+    assert not same(agent.policy.critics, before)
+
+
+def test_a_critic_term_waits_until_its_critic_beats_a_constant(dataset, monkeypatch):
+    agent = make_agent(dataset, held_out_fraction=0.4)
+    errors = {"reward": {"error": 0.9}, "cost": {"error": 1.2}}
+    monkeypatch.setattr(critic_learning, "critic_errors", lambda *_: errors)
+    assert agent.signals_that_act == ()
+    metrics = agent.step()  # step 0 checks
+    assert agent.signals_that_act == ("reward",)
+    assert float(metrics["q_error"]) == pytest.approx(0.9)
+    assert float(metrics["cost_error"]) == pytest.approx(1.2)
+    assert "q_policy" in metrics and "cost_policy" not in metrics
+    assert float(agent.multipliers.lmbda) == 0.0
+    # What acts is part of the training state.
+    other = make_agent(dataset, held_out_fraction=0.4)
+    other.restore(copy.deepcopy(agent.snapshot()))
+    assert other.signals_that_act == ("reward",)
+    errors["reward"]["error"] = 1.0
+    agent.check_critics()
+    assert agent.signals_that_act == ()
+
+
+def test_a_critic_that_never_beat_a_constant_is_said_aloud(dataset, monkeypatch):
+    agent = make_agent(dataset, held_out_fraction=0.4, total_steps=2)
+    errors = {"reward": {"error": 0.9}, "cost": {"error": 1.25}}
+    monkeypatch.setattr(critic_learning, "critic_errors", lambda *_: errors)
+    monkeypatch.setattr(critic_learning, "PATIENCE", 2)
+    agent.total_steps = 2
+    steps(agent, 1)
+    with pytest.warns(UserWarning, match="cost critic .* 1.25 standard deviations"):
+        agent.step()
+
+
+def test_token_critics_end_with_the_episode_and_see_what_is_left(dataset):
+    agent = make_agent(dataset, critic_inputs="token", discount=0.5, cost_discount=0.5)
+    always_say(agent.target_critics, 100.0)
+    batch = agent.sampler.windows(torch.tensor([2]), torch.tensor([3]))  # to the timeout
+    assert batch.ends[0].tolist() == [False, False, False, True] and not batch.terminals.any()
+    seen = {}
+    agent.policy.critics.register_forward_hook(
+        lambda module, args, out: seen.update(context=args[2]), prepend=True
+    )
+    with torch.no_grad():
+        loss, _ = agent.critic_objective(batch, torch.zeros_like(batch.actions))
+    # Twins that say 0: the loss is the squared target, 50 more than the reward but at the end.
+    assert seen["context"].shape == (1, 4, 2)
+    torch.testing.assert_close(seen["context"][0, :, 1], torch.tensor([3.0, 4, 5, 6]) / 12)
+    always_say(agent.policy.critics, 0.0)
+    loss, _ = agent.critic_objective(batch, torch.zeros_like(batch.actions))
+    bootstrap = torch.tensor([50.0, 50.0, 50.0, 0.0])
+    expected = sum(
+        2 * ((values[0] + bootstrap) / agent.policy.critics.unit(signal)).square().mean()
+        for signal, values in (("reward", batch.rewards), ("cost", batch.costs))
+    )
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_the_target_rate_is_the_configurations_or_enough(dataset):
+    assert make_agent(dataset).target_rate == 0.01
+    agent = make_agent(dataset, target_rate=None, discount=0.9, cost_discount=0.9)
+    assert agent.target_rate == pytest.approx(5 / (0.1 * 100))
 
 
 def test_metrics_of_a_step(dataset):

@@ -191,6 +191,13 @@ class BudgetConditioned(EpisodeActing):
             raise InvalidArgumentError(
                 f"`set_deployment` changes {', '.join(DEPLOYMENT)}, got {', '.join(unknown)}."
             )
+        changed = sorted(n for n, v in fields.items() if getattr(self.config, n) != v)
+        if changed and self.has_policy and self.calibration is not None:
+            raise InvalidArgumentError(
+                f"`{'`, `'.join(changed)}` cannot be changed: the agent was calibrated without the "
+                f"change. Take the calibration back first (`agent.calibration = None`), and "
+                f"calibrate again afterwards."
+            )
         self.config = replace(self.config, **fields)
         if self.has_policy:
             self.policy.configure(self.config)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,9 @@ MAX_HELD_OUT = 40
 
 CHECK_EVERY = 100
 """Steps between two checks."""
+
+PATIENCE = 1_000
+"""Critic steps after which a critic should be better than a constant."""
 
 METRIC = {"reward": "q", "cost": "cost"}
 """What the metrics of each critic begin with."""
@@ -79,8 +84,17 @@ class CriticLearning(BudgetConditioned):
             return {}
         metrics: Metrics = {}
         for signal, errors in critic_errors(self.policy, self.config, self._unseen).items():
-            self.training.counters[f"{signal}_acts"] = int(errors["error"] < 1.0)
-            metrics[f"{METRIC[signal]}_error"] = torch.tensor(errors["error"], device=self.device)
+            acts = errors["error"] < 1.0
+            self.training.counters[f"{signal}_acts"] = int(acts)
+            steps = self.total_steps - self.training.counters["critic_start"]
+            if not acts and steps >= PATIENCE and self.num_timesteps == self.total_steps - 1:
+                warnings.warn(
+                    f"The {signal} critic is no better than a constant (held-out error "
+                    f"{errors['error']:.2f} standard deviations): its term does not act.",
+                    stacklevel=2,
+                )
+            for name, value in (("error", errors["error"]), ("acts", float(acts))):
+                metrics[f"{METRIC[signal]}_{name}"] = torch.tensor(value, device=self.device)
         return metrics
 
     def critic_step(self, batch: Batch) -> Metrics:

@@ -108,7 +108,8 @@ class RCDT(CriticLearning):
         if active:
             metrics = self.critic_step(batch)
             update_target(self.target_critics, self.policy.critics, self.target_rate)
-            if self.num_timesteps % CHECK_EVERY == 0:
+            last = self.num_timesteps == self.total_steps - 1
+            if last or self.num_timesteps % CHECK_EVERY == 0:
                 metrics |= self.check_critics()
         metrics |= self.policy_step(batch, signals=self.signals_that_act if active else ())
         if self.config.ema_decay:

@@ -109,14 +109,14 @@ class Conditioning:
         token = self.token(state.cost_budget)
         left = token - state.total_cost
         exhausted = left <= 0
-        pace = self._pace(token, left, state.steps - 1)
+        pace = self._pace(token, left, state.episode_steps - 1)
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
             left = np.maximum(left, np.float32(floor))
         target = state.target_return
         capped = exhausted if self.exhausted_mode and not self.replan else self.replan
         if np.any(capped):
-            most = state.total_return + self._return_to_go(state.steps - 1, left, pace)
+            most = state.total_return + self._return_to_go(state.episode_steps - 1, left, pace)
             target = np.where(capped, np.minimum(target, most), target)
         return target, state.total_cost + left
 
