@@ -31,7 +31,7 @@ def main() -> None:
     data = TrajectoryDataset.from_arrays(**make_arrays(3_000, EPISODE, OBSERVATION, ACTION))
     print("| preset | | median, ms | 10 % quantile, ms |\n|---|---|---|---|")
     for preset in ("cpu", "paper"):
-        agent = RCDT(preset=preset, variant="rcdt-plus", batch_size=2, seed=0).learn(data, 1)
+        agent = RCDT(preset=preset, batch_size=2, seed=0).learn(data, 1)
         with tempfile.TemporaryDirectory() as folder:
             agent.export_onnx(Path(folder) / "policy.onnx")
             runner = OnnxAgent(Path(folder) / "policy.onnx")

@@ -121,7 +121,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--steps", type=int, default=100, help="of a round")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
-    parser.add_argument("--variants", nargs="+", default=["cdt", "rcdt-plus"])
+    parser.add_argument("--variants", nargs="+", default=["cdt", "rcdt"])
     parser.add_argument("--previous", type=Path, help="another checkout of this package")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -227,8 +227,8 @@ _RULES: dict[str, Rule] = {
     "ctg_shape": one_of(TokenShape),
     "time_embedding": one_of(TimeEmbedding),
     "cautious_quantile": (
-        lambda v, c: v is None or (c.replan and 0 <= v <= c.target_quantile),
-        "in [0, target_quantile] with `replan`, or None",
+        lambda v, c: v is None or 0 <= v <= c.target_quantile,
+        "in [0, target_quantile] or None",
     ),
     "critic_inputs": one_of(CriticInputs),
     "target_rate": (lambda v, _: v is None or 0 <= v <= 1, "in [0, 1] or None"),

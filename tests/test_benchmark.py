@@ -20,6 +20,7 @@ from conftest import QUICK
 from test_bullet_learning import record_balls
 
 from rcdt_agent import BC, RCDT, TrajectoryDataset, evaluate_budgets, load_agent
+from rcdt_agent.algorithms.held_out import discounted_sums
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark import (
@@ -42,7 +43,7 @@ from rcdt_agent.experiments.benchmark.methods import (
 )
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers
 from rcdt_agent.experiments.benchmark.results import summarize
-from rcdt_agent.experiments.diagnostics import critic_error, discounted_sums
+from rcdt_agent.experiments.diagnostics import critic_error
 from rcdt_agent.stats import nested_bootstrap_interval
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.speed_limit import ENV_ID
@@ -132,7 +133,7 @@ def test_other_algorithms_as_methods():
     assert parse_method("bc-safe+cost_budget=7").make_config("tiny", None, 2.0).cost_budget == 7
     assert (each.algorithm, each.one_policy_per_budget) == ("bc-safe", True)
     assert not safe.one_policy_per_budget
-    for name in ("cdt", "rcdt-plus", "tvcdt"):
+    for name in ("cdt", "rcdt-paper", "tvcdt"):
         assert (parse_method(name).algorithm, parse_method(name).variant) == ("rcdt", name)
 
 

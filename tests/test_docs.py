@@ -225,6 +225,7 @@ def logged(drivers):
     names = Names()
     settings = {**QUICK, "critic_start": 0.0, "total_steps": 1}
     runs = [{"variant": variant} for variant in VARIANTS] + list(OPTIONS.values())
+    runs.append({"variant": "rcdt-paper"})  # whose critics act from the first step on
     for i, options in enumerate(runs):
         agent = RCDT(**settings, **options)
         agent.set_logger(Logger(None, [names]))

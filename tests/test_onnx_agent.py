@@ -319,6 +319,11 @@ class Port:
         returns = [value for _, value in episodes]
         return max(np.quantile(returns[:n], self.config["target_quantile"]) for n in counts)
 
+    def lookup(self, name, t, left):
+        table = self.rules[name]
+        column = [np.interp(left, table["costs"], row) for row in table["returns"]]
+        return np.interp(t, table["steps"], column)
+
     def act(self, obs, budget):
         config, t = self.config, len(self.steps)
         token = self.token(budget)
@@ -329,9 +334,13 @@ class Port:
         elif config["ctg_floor"] is not None:
             left = max(left, config["ctg_floor"])
         if config["replan"] or (config["exhausted_mode"] and exhausted):
-            table = self.rules["table"]
-            column = [np.interp(left, table["costs"], row) for row in table["returns"]]
-            target = min(target, self.earned + np.interp(t, table["steps"], column))
+            ask = self.lookup("table", t, left)
+            if self.rules["cautious_table"]:
+                even = token * (1 - t / (self.rules["table"]["steps"][-1] + 1))
+                pace = (token - self.spent) / even if even > 0 else float(self.spent <= token)
+                low = self.lookup("cautious_table", t, left)
+                ask = low + min(max(pace, 0.0), 1.0) * (ask - low)
+            target = min(target, self.earned + ask)
         self.steps.append([obs, np.zeros(1), self.earned, self.spent, t])
         length = config["context_length"]
         window, place = self.steps[-length:], min(t, length - 1)

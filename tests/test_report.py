@@ -102,7 +102,7 @@ def test_all_parts_are_there(run):
     ]  # fmt: skip
     assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
     changed, same, versions = page.tables[1:]
-    assert changed[0] == ["setting", "value", "default of preset tiny and variant rcdt-plus"]
+    assert changed[0] == ["setting", "value", "default of preset tiny and variant rcdt"]
     assert sorted(changed[1:]) == [  # against what `rcdt train --preset tiny --help` shows
         ["batch_size", "16", "128"], ["embedding_size", "16", "32"], ["total_steps", "120", "2000"],
     ]  # fmt: skip

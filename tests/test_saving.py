@@ -120,7 +120,10 @@ def test_a_file_for_acting_alone(agent, drivers, tmp_path):
     obs = drivers.observations[:5]
     for name in sizes:
         loaded = RCDT.load(tmp_path / name)
-        np.testing.assert_array_equal(loaded.predict(obs)[0], agent.predict(obs)[0])
+        np.testing.assert_array_equal(
+            loaded.predict(obs, loaded.begin(len(obs)))[0],
+            agent.predict(obs, agent.begin(len(obs)))[0],
+        )
         assert loaded.learn(drivers, 3).num_timesteps == 43  # with new optimisers
         steps = next(iter(loaded.training.optimizers["policy"].state.values()))["step"].item()
         assert steps == (43 if name == "whole" else 3)
@@ -155,7 +158,7 @@ def test_parameters_of_a_file(agent, drivers, tmp_path):
         assert torch.equal(value, other.policy.state_dict()[name])
     agent.learn(drivers, 1)  # now it has target networks, too
     agent.set_parameters(str(tmp_path / "other"))
-    assert set(agent.get_parameters()) == {"policy", "target_critics", "multipliers"}
+    assert set(agent.get_parameters()) == {"policy", "online", "target_critics", "multipliers"}
     for name, values in other.get_parameters().items():
         for key, value in values.items():
             assert torch.equal(agent.get_parameters()[name][key], value)
@@ -262,12 +265,13 @@ def test_copies_act_alike_and_are_independent(agent, drivers):
     agent.set_cost_budget(6.5)
     agent.set_dataset(drivers)
     obs = drivers.observations[:3]
-    agent.predict(obs, deterministic=False)
+    agent.predict(obs, agent.begin(3), deterministic=False)
     copies = ways(agent)
-    expected = agent.predict(obs, deterministic=False)[0]
+    expected = agent.predict(obs, agent.begin(3), deterministic=False)[0]
     for other in copies.values():
         assert other.cost_budget == 6.5
-        np.testing.assert_array_equal(other.predict(obs, deterministic=False)[0], expected)
+        actions, _ = other.predict(obs, other.begin(3), deterministic=False)
+        np.testing.assert_array_equal(actions, expected)
         other.set_cost_budget(20)
         with torch.no_grad():
             other.policy.transformer.head.linear.bias += 1

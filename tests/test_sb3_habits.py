@@ -168,7 +168,8 @@ def test_the_seed_is_checked_and_repeats_sampled_actions(agent, drivers):
     draws = []
     for _ in range(2):
         agent.set_random_seed(3)
-        draws.append([agent.predict(obs, deterministic=False)[0] for _ in range(3)])
+        starts = [agent.begin(4) for _ in range(3)]
+        draws.append([agent.predict(obs, state, deterministic=False)[0] for state in starts])
     np.testing.assert_array_equal(*draws)
     assert not np.array_equal(draws[0][0], draws[0][1])
     with pytest.raises(InvalidArgumentError, match="`seed` must be"):

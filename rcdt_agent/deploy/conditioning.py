@@ -135,10 +135,10 @@ class Conditioning:
     ) -> Float32Array:
         """(N,) what is left, as a share of what an even pace would have left; in [0, 1]."""
         passed = np.clip(steps / (self.table.steps[-1] + 1), 0.0, 1.0)
-        even = np.asarray(token * (1 - passed), dtype=np.float32)
-        within = (left >= 0).astype(np.float32)  # nothing should be left: kept or not
+        even = token * (1 - passed)  # float64: the smallest token has a share too
+        within = (left >= 0).astype(np.float64)  # nothing should be left: kept or not
         share = np.divide(left, even, out=within, where=even > 0)
-        return np.clip(share, 0.0, 1.0)
+        return np.clip(share, 0.0, 1.0).astype(np.float32)
 
     def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
         """Say aloud, with the numbers, when the data do not cover the request."""
