@@ -324,6 +324,12 @@ PAPER: dict[str, Any] = {
 }
 """What turns a variant into the paper's literal reading, as in `rcdt-paper`."""
 
+
+def is_variant(name: str) -> bool:
+    """Whether a name is that of a variant, with or without `-paper` after it."""
+    return name.removesuffix("-paper") in VARIANTS
+
+
 DEFAULT_VARIANT = "rcdt"
 """Of every preset, in Python and on the command line."""
 
@@ -355,7 +361,7 @@ def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrid
             stacklevel=2,
         )
     components = name.removesuffix("-paper")
-    if components not in VARIANTS:
+    if not is_variant(name):
         raise InvalidArgumentError(
             f"`variant` must be one of {tuple(VARIANTS)}, or one of them with '-paper' after it, "
             f"got {variant!r}."

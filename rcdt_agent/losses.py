@@ -181,8 +181,9 @@ def cost_allowance(
         finite: Whether the critic ends with the episode.
     """
     steps = steps_left.clamp(min=1)
-    allowed: Tensor = to_go.clamp(min=0.0) / steps / (1 - discount)
-    return allowed * (1 - torch.pow(discount, steps)) if finite else allowed
+    for_ever = to_go.clamp(min=0.0) / steps / (1 - discount)
+    allowed: Tensor = for_ever * (1 - discount**steps) if finite else for_ever
+    return allowed
 
 
 def pessimistic(twins: Tensor, pessimism: float) -> Tensor:

@@ -514,7 +514,8 @@ def test_discounted_sums_by_hand():
 
 
 def test_critic_error_of_a_constant_critic(drivers):
-    agent = RCDT(**{**QUICK, "critic_start": 0.1}).learn(drivers, 10)
+    settings = {**QUICK, "critic_start": 0.1}
+    agent = RCDT(**settings, critic_inputs="state").learn(drivers, 10)
     part = drivers.select(np.arange(4))
     assert not part.terminated.any()  # SpeedLimit ends by time only
     critics = agent.policy.critics
@@ -538,6 +539,16 @@ def test_critic_error_of_a_constant_critic(drivers):
     assert found["deviation"] == pytest.approx(np.std(truth), rel=1e-4)
     assert found["correlation"] == 0
     assert set(critic_error(agent, part)) == {"reward", "cost"}
+    # Critics of token and time end with the episode: nothing is bootstrapped, every step counts.
+    token = RCDT(**settings, critic_inputs="token").learn(drivers, 10)
+    with torch.no_grad():
+        for parameter in token.policy.critics.parameters():
+            parameter.zero_()
+    rows = part.costs.reshape(4, -1).astype(float)
+    sums = np.concatenate([discounted_sums(row, 0.99) for row in rows])
+    found = critic_error(token, part)["cost"]
+    assert found["rmse"] == pytest.approx(np.sqrt(np.mean(sums**2)), rel=1e-4)
+    assert found["error"] == pytest.approx(found["rmse"] / np.std(sums), rel=1e-4)
     # Nothing to compare: no critics, not begun, or another algorithm.
     assert critic_error(RCDT(**{**QUICK, "variant": "cdt"}).learn(drivers, 3), part) == {}
     late = RCDT(**{**QUICK, "critic_start": 1.0}).learn(drivers, 3)

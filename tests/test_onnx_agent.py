@@ -107,8 +107,9 @@ SWITCHES = {
 def runs_at_budgets(agent, exported, on):
     """Actions in six environments with budgets from none to beyond the data, with rules `on`."""
     chosen = {name: pair[name in on] for name, pair in SWITCHES.items()}
-    agent.calibration = chosen.pop("calibration")
+    calibration, agent.calibration = chosen.pop("calibration"), None
     agent.set_deployment(**chosen)
+    agent.calibration = calibration
     budgets = np.linspace(0.0, 1.5 * agent.policy.outcomes.costs.max(), 6)
     seen, state, _ = drive(agent, exported(agent), 6, lambda a: a.begin(6, cost_budget=budgets))
     assert state.cost_to_go[0] < 0 < state.cost_to_go[-1]  # one budget was exhausted, one not
@@ -366,8 +367,9 @@ class Port:
 @pytest.mark.parametrize("on", [(), ("ctg_floor",), ("exhausted_mode",), tuple(SWITCHES)])
 def test_the_pages_steps_for_other_languages(agent, exported, tmp_path, on):
     chosen = {name: pair[name in on] for name, pair in SWITCHES.items()}
-    agent.calibration = chosen.pop("calibration")
+    calibration, agent.calibration = chosen.pop("calibration"), None
     agent.set_deployment(**chosen)
+    agent.calibration = calibration
     runner = exported(agent)
     for budget in (3.0, 33.3):
         port, env = Port(tmp_path / "copy.onnx"), gym.make(ENV_ID)

@@ -14,7 +14,7 @@ from typing import Any
 
 from rcdt_agent.algorithms import ALGORITHMS, RCDT, OfflineAlgorithm, get_algorithm
 from rcdt_agent.base_config import BaseConfig
-from rcdt_agent.config import DEPLOYMENT, VARIANTS
+from rcdt_agent.config import DEPLOYMENT, VARIANTS, is_variant
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource
 
@@ -141,7 +141,7 @@ class Method:
     @property
     def variant(self) -> str | None:
         """The variant of RCDT, if it is one."""
-        return self.base if self.base in VARIANTS else None
+        return self.base if is_variant(self.base) else None
 
     @property
     def algorithm(self) -> str:
@@ -216,11 +216,12 @@ def parse_method(text: str, overrides: Sequence[str] = ()) -> Method:
     """
     base, *switches = (name.strip() for name in text.strip().split("+"))
     base = base.lower()
-    if base not in VARIANTS and base not in OTHER_ALGORITHMS:
+    if not is_variant(base) and base not in OTHER_ALGORITHMS:
         raise InvalidArgumentError(
-            f"A method must begin with one of {(*OTHER_ALGORITHMS, *VARIANTS)}, got {text!r}."
+            f"A method must begin with one of {(*OTHER_ALGORITHMS, *VARIANTS)}, or a variant with "
+            f"'-paper' after it, got {text!r}."
         )
-    if base in VARIANTS:
+    if is_variant(base):
         switches = list(dict.fromkeys([*switches, *overrides]))
     config: dict[str, Any] = {}
     deploy: dict[str, Any] = {}
@@ -265,24 +266,24 @@ def deploy_agent(
 
 def _find_switch(name: str, base: str, text: str) -> Switch:
     """A switch by its name, or `FIELD=VALUE` as one."""
-    is_variant = base in VARIANTS
+    of_rcdt = is_variant(base)
     if name in SWITCHES:
-        if is_variant:
+        if of_rcdt:
             return SWITCHES[name]
         raise InvalidArgumentError(
             f"{text!r}: {name!r} is a switch of RCDT's variants, {base} takes FIELD=VALUE only."
         )
     key, equals, value = name.partition("=")
     key = key.strip().replace("-", "_")
-    kind = get_algorithm("rcdt" if is_variant else base.removesuffix(EACH)).config_class
+    kind = get_algorithm("rcdt" if of_rcdt else base.removesuffix(EACH)).config_class
     if not equals or key not in {item.name for item in fields(kind)} - {"variant"}:
-        switches = f"a switch ({', '.join(SWITCHES)}) nor " if is_variant else ""
+        switches = f"a switch ({', '.join(SWITCHES)}) nor " if of_rcdt else ""
         raise InvalidArgumentError(
-            f"{text!r}: {name!r} is {'neither' if is_variant else 'not'} {switches}FIELD=VALUE "
+            f"{text!r}: {name!r} is {'neither' if of_rcdt else 'not'} {switches}FIELD=VALUE "
             f"with a field of `{kind.__module__}.{kind.__name__}`."
         )
     parsed = {key: _value(value.strip())}
-    if is_variant and key in DEPLOYMENT_FIELDS:
+    if of_rcdt and key in DEPLOYMENT_FIELDS:
         return Switch(about="", deploy=parsed)
     return Switch(about="", config=parsed)
 
