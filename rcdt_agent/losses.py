@@ -187,7 +187,7 @@ def cost_allowance(
 
 
 def pessimistic(twins: Tensor, pessimism: float) -> Tensor:
-    """Mean of the twins, moved away from zero risk by a share of their difference.
+    """Mean of the twins, moved by a share of their difference.
 
     0.5 gives the larger twin, -0.5 the smaller, 0 the mean.
 
@@ -195,7 +195,7 @@ def pessimistic(twins: Tensor, pessimism: float) -> Tensor:
         twins: (2, ...).
         pessimism: In units of the twins' difference; positive for costs, negative for rewards.
     """
-    first, second = twins
+    first, second = twins.unbind(0)
     return (first + second) / 2 + pessimism * (first - second).abs()
 
 
