@@ -74,6 +74,8 @@ def check_fields(config: Any, rules: Mapping[str, Rule]) -> None:
 BASE_RULES: dict[str, Rule] = {
     "total_steps batch_size": (lambda v, _: v >= 1, ">= 1"),
     "learning_rate": (lambda v, _: v > 0, "> 0"),
+    "warmup_steps": (lambda v, _: v >= 0, ">= 0"),
+    "final_learning_rate": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
     "precision": one_of(Precision),
 }
 
@@ -88,6 +90,10 @@ class BaseConfig:
     """Windows or transitions of a batch (P)."""
     learning_rate: float = 1e-4
     """Of the policy's optimiser (P)."""
+    warmup_steps: int = 0
+    """Linear warm-up of the learning rate (I)."""
+    final_learning_rate: float = 1.0
+    """Share of the learning rate left after a cosine decay; 1 keeps it constant (P)."""
     precision: Precision = "float32"
     """Of forward passes in training: autocast to bf16, or to fp16 with a loss scaler (CUDA) (I)."""
     compile: bool = False
@@ -114,7 +120,10 @@ class BaseConfig:
         return cls(**plain)
 
 
-CHANGEABLE = ("total_steps", "batch_size", "learning_rate", "precision", "compile")
+CHANGEABLE = (
+    "total_steps", "batch_size", "learning_rate", "warmup_steps", "final_learning_rate",
+    "precision", "compile",
+)  # fmt: skip
 """Fields of every algorithm that can be changed when a trained agent is loaded."""
 
 AnyConfig = TypeVar("AnyConfig", bound=BaseConfig)

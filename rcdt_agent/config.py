@@ -111,8 +111,6 @@ class Config(BaseConfig):
     """(C; P: Adam, which 0 gives)"""
     warmup_steps: int = 500
     """Linear warm-up of the learning rate (C)."""
-    final_learning_rate: float = 1.0
-    """Share of the learning rate left after a cosine decay; 1 keeps it constant (P)."""
     adam_betas: tuple[float, float] = (0.9, 0.999)
     """(P)"""
     max_grad_norm: float = 0.25
@@ -206,19 +204,20 @@ _RULES: dict[str, Rule] = {
     "n_layers n_heads embedding_size context_length critic_width": (lambda v, _: v >= 1, ">= 1"),
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
-    "warmup_steps shield_candidates": (lambda v, _: v >= 0, ">= 0"),
     "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
-    "critic_start expert_fraction target_quantile pareto_fraction relabel_fraction "
-    "final_learning_rate": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
+    "critic_start expert_fraction target_quantile pareto_fraction relabel_fraction": (
+        lambda v, _: 0 <= v <= 1,
+        "in [0, 1]",
+    ),
     "critic_learning_rate max_grad_norm critic_max_grad_norm max_weight initial_temperature": (
         lambda v, _: v > 0,
         "> 0",
     ),
     "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight "
-    "weight_floor target_pessimism cost_pessimism": (lambda v, _: v >= 0, ">= 0"),
+    "weight_floor target_pessimism cost_pessimism shield_candidates": (lambda v, _: v >= 0, ">= 0"),
     "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
     "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
     "weighting": one_of(Weighting),
@@ -244,7 +243,7 @@ DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_
 
 TRAINING = (
     "relabel_fraction", "pareto_fraction", "pareto_increase", "alpha", "gamma", "max_weight",
-    "micro_batch_size", "weight_decay", "warmup_steps", "final_learning_rate", "adam_betas",
+    "micro_batch_size", "weight_decay", "adam_betas",
     "max_grad_norm", "entropy_bonus", "dropout", "attention_dropout", "critic_learning_rate",
     "critic_max_grad_norm", "target_rate", "eta", "kappa", "kappa_mode", "lambda_step",
     "lambda_max",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rcdt_agent import BC, BCSafe, load_agent
+from rcdt_agent import BC, RCDT, BCSafe, load_agent
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.errors import CheckpointError, DatasetError, InvalidArgumentError
 
@@ -28,8 +28,8 @@ def two_drivers():
 def test_bc_imitates_everyone_and_bc_safe_the_safe():
     data = two_drivers()
     obs = np.zeros((4, 3))
-    everyone, _ = BC(preset="tiny", seed=1, width=32).learn(data, 300).predict(obs)
-    safe, _ = BCSafe(preset="tiny", cost_budget=5.0, seed=1, width=32).learn(data, 300).predict(obs)
+    everyone, _ = BC(preset="tiny", seed=1, width=32).learn(data, 600).predict(obs)
+    safe, _ = BCSafe(preset="tiny", cost_budget=5.0, seed=1, width=32).learn(data, 600).predict(obs)
     assert np.abs(everyone).max() < 0.25  # the mean of both
     np.testing.assert_allclose(safe, -0.5, atol=0.1)
 
@@ -83,9 +83,10 @@ def test_untrained_and_bad_arguments():
 def test_training_resumes_bit_for_bit(kind, tmp_path):
     data = two_drivers()
     whole = kind(preset="tiny", seed=2, width=16).learn(data, 30)
-    half = kind(preset="tiny", seed=2, width=16).learn(data, 12)
+    half = kind(preset="tiny", seed=2, width=16)
+    half.learn(data, 30, callback=lambda *_: half.num_timesteps < 12)
     half.save(tmp_path / "half.zip")
-    resumed = kind.load(tmp_path / "half.zip").learn(data, 18)
+    resumed = kind.load(tmp_path / "half.zip").learn(data, resume=True)
     whole.save(tmp_path / "whole.zip")
     resumed.save(tmp_path / "resumed.zip")
     assert (tmp_path / "whole.zip").read_bytes() == (tmp_path / "resumed.zip").read_bytes()
@@ -108,7 +109,19 @@ def test_the_base_class_does_the_rest(tmp_path):
 def test_precision_is_a_setting_of_every_algorithm():
     safe, _ = (
         BCSafe(preset="tiny", cost_budget=5.0, seed=1, width=32, precision="bf16")
-        .learn(two_drivers(), 300)
+        .learn(two_drivers(), 600)
         .predict(np.zeros((4, 3)))
     )
     np.testing.assert_allclose(safe, -0.5, atol=0.1)
+
+
+def test_the_learning_rate_falls_as_rcdts_does():
+    """Presets of one name have one schedule; a comparison must not be one of schedules."""
+    for preset in ("cpu", "tiny"):
+        theirs, ours = BC.make_config(preset), RCDT.make_config(preset)
+        for name in ("warmup_steps", "final_learning_rate"):
+            assert getattr(theirs, name) == getattr(ours, name)
+    agent = BC(preset="tiny", seed=0, width=8, warmup_steps=0).learn(two_drivers(), 40)
+    rate = agent.training.optimizers["policy"].param_groups[0]["lr"]
+    share = 0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * 39 / 40))
+    assert rate == pytest.approx(agent.config.learning_rate * share)

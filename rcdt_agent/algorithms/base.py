@@ -216,9 +216,9 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         return losses.learning_rate(
             self.num_timesteps,
             peak=self.config.learning_rate,
-            warmup_steps=getattr(self.config, "warmup_steps", 0),
+            warmup_steps=self.config.warmup_steps,
             total_steps=self.total_steps,
-            final_share=getattr(self.config, "final_learning_rate", 1.0),
+            final_share=self.config.final_learning_rate,
         )
 
     def _training_data(self, dataset: AnyData | None, progress_bar: bool) -> TrajectoryDataset:

@@ -68,8 +68,14 @@ _RULES: dict[str, Rule] = {
 
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
-    "cpu": {"total_steps": 12_000},
-    "tiny": {"total_steps": 2_000, "batch_size": 128, "width": 64},
+    "cpu": {"total_steps": 12_000, "warmup_steps": 200, "final_learning_rate": 0.02},
+    "tiny": {
+        "total_steps": 2_000,
+        "batch_size": 128,
+        "width": 64,
+        "warmup_steps": 100,
+        "final_learning_rate": 0.02,
+    },
 }
 """Sizes: as published, for two CPU cores in minutes, and for tests."""
 
