@@ -33,7 +33,7 @@ CriticInputs = Literal["state", "token"]
 class Config(BaseConfig):
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
-    variant: str = "rcdt"
+    variant: str = "wdt"
     """Components: dt, qt, rdt, rvdt, cdt, wdt, wqdt (tvcdt), wcdt, qcdt or rcdt (P); with `-paper`
     after it, everything else too is the paper's literal reading (see `PAPER`)."""
 
@@ -42,10 +42,10 @@ class Config(BaseConfig):
     """Condition on cost-to-go (P). Off: a plain return-conditioned Decision Transformer."""
     weighting: Weighting = "return_cost"
     """Trajectory weight: none, Eq. (w-def), or 1 + alpha on the expert subset (Prop. 1)."""
-    q_guidance: bool = True
-    """The term - eta Q in the policy loss (P)."""
-    cost_penalty: bool = True
-    """The term + lambda C in the policy loss, with dual ascent of lambda (P)."""
+    q_guidance: bool = False
+    """The term - eta Q in the policy loss (P: on)."""
+    cost_penalty: bool = False
+    """The term + lambda C in the policy loss, with dual ascent of lambda (P: on)."""
 
     # Policy network.
     n_layers: int = 3
@@ -285,20 +285,20 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Sizes: `paper` as published, `cpu` trains in minutes on two cores, `tiny` is for tests."""
 
-_PLAIN = {"weighting": "none", "q_guidance": False, "cost_penalty": False}
-_WQDT = {"cost_penalty": False}
+_RETURN = {"cost_token": False}
+_CRITICS = {"q_guidance": True, "cost_penalty": True}
 VARIANTS: dict[str, dict[str, Any]] = {
-    "dt": {**_PLAIN, "cost_token": False},
-    "qt": {**_PLAIN, "cost_token": False, "q_guidance": True},
-    "rdt": {**_PLAIN, "cost_token": False, "weighting": "expert"},
-    "rvdt": {**_PLAIN, "cost_token": False, "weighting": "expert", "q_guidance": True},
-    "cdt": {**_PLAIN},
-    "wdt": {"q_guidance": False, "cost_penalty": False},
-    "wqdt": _WQDT,
-    "tvcdt": _WQDT,
-    "wcdt": {"q_guidance": False},
-    "qcdt": {"weighting": "none"},
-    "rcdt": {},
+    "dt": {**_RETURN, "weighting": "none"},
+    "qt": {**_RETURN, "weighting": "none", "q_guidance": True},
+    "rdt": {**_RETURN, "weighting": "expert"},
+    "rvdt": {**_RETURN, "weighting": "expert", "q_guidance": True},
+    "cdt": {"weighting": "none"},
+    "wdt": {},
+    "wqdt": {"q_guidance": True},
+    "tvcdt": {"q_guidance": True},
+    "wcdt": {"cost_penalty": True},
+    "qcdt": {**_CRITICS, "weighting": "none"},
+    "rcdt": _CRITICS,
 }
 """The paper's variants as components of the one class, and `wdt`, the weights alone (`tvcdt` is
 another name of `wqdt`)."""
@@ -329,7 +329,7 @@ def is_variant(name: str) -> bool:
     return name.removesuffix("-paper") in VARIANTS
 
 
-DEFAULT_VARIANT = "rcdt"
+DEFAULT_VARIANT = "wdt"
 """Of every preset, in Python and on the command line."""
 
 _LARGE_GAMMA = 0.5

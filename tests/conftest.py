@@ -62,7 +62,14 @@ def drivers() -> TrajectoryDataset:
     return TrajectoryDataset.from_arrays(**record_drivers(100, seed=1), name="drivers")
 
 
-QUICK = {"preset": "tiny", "batch_size": 16, "embedding_size": 16, "seed": 3, "total_steps": 40}
+QUICK = {
+    "preset": "tiny",
+    "variant": "rcdt",
+    "batch_size": 16,
+    "embedding_size": 16,
+    "seed": 3,
+    "total_steps": 40,
+}
 
 
 @pytest.fixture(scope="session")

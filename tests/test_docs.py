@@ -227,7 +227,7 @@ def logged(drivers):
     runs = [{"variant": variant} for variant in VARIANTS] + list(OPTIONS.values())
     runs.append({"variant": "rcdt-paper"})  # whose critics act from the first step on
     for i, options in enumerate(runs):
-        agent = RCDT(**settings, **options)
+        agent = RCDT(**{**settings, **options})
         agent.set_logger(Logger(None, [names]))
         once = BudgetEvalCallback(ENV_ID, [20.0], eval_freq=1, n_episodes=1) if i == 0 else None
         agent.learn(drivers, callback=once, log_interval=1)

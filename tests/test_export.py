@@ -119,7 +119,7 @@ def test_other_bounds_no_cost_token_and_a_floor(tmp_path, drivers):
         ("floor", {"ctg_floor": 0.5, "replan": False, "exhausted_mode": True}),
         ("smooth", {"time_embedding": "fourier", "token_rates": True}),
     ):
-        agent = RCDT(**settings, **extra)
+        agent = RCDT(**{**settings, **extra})
         agent.action_space = space
         agent.learn(wide)
         agent.export_onnx(tmp_path / f"{name}.onnx")

@@ -356,7 +356,7 @@ def test_a_bad_budget_on_the_command_line_is_one_clean_line(trained, tmp_path, b
     (tmp_path / "agent.zip").write_bytes(trained)
     result = rcdt("evaluate", str(tmp_path / "agent.zip"), "--env", ENV_ID, "--budgets", bad)
     assert result.returncode == 2
-    assert result.stderr.strip() == f"error: `cost_budget` must be >= 0, got ({float(bad)},)."
+    assert result.stderr.strip() == f"error: `budgets` must be >= 0, got {bad}."
 
 
 # ------------------------------------------------------------ data that do not fit

@@ -65,7 +65,7 @@ class Tags(HTMLParser):
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "run"
     command = "rcdt train SpeedLimit --preset tiny --batch-size 16"
-    config = make_config("tiny", **SMALL)
+    config = make_config("tiny", "rcdt", **SMALL)
     options = RunOptions(data="SpeedLimit", config=config, preset="tiny", command=command)
     run, agent = start_run(options, folder)
     agent = train_run(run, agent, progress_bar=False)

@@ -116,6 +116,7 @@ def read_agent(kind: type[AgentT], path: Any, changes: Mapping[str, Any], **opti
         total_steps = int(meta.get("total_steps", config.total_steps))
         if min(num_timesteps, total_steps) < 0:
             raise CheckpointError(f"`num_timesteps` must be >= 0, got {num_timesteps}")
+        kind(config=config, seed=seed, device="cpu")  # what fails here is the file's fault
     schedule, fields = _split_changes(kind, changes)
     agent = kind(config=replace(config, **fields), seed=seed, **options)
     agent.task, agent.num_timesteps = task, num_timesteps
