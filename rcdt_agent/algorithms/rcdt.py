@@ -157,11 +157,12 @@ class RCDT(CriticLearning):
         self.training.scaler.step(optimizer)
         if "cost_estimate" in metrics:
             metrics["cost_estimate"] = self.dual_step(metrics["cost_estimate"])
+        if config.cost_penalty:
+            metrics["lambda"] = self.multipliers.lmbda.clone()
         return {
             **metrics,
             "grad_norm": norm,
             "weight_ess": losses.effective_sample_size(batch.weights),
-            "lambda": self.multipliers.lmbda.clone(),
             "temperature": self.multipliers.log_temperature.detach().exp(),
         }
 

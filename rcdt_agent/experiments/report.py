@@ -205,9 +205,6 @@ def _curves(contents: _Contents) -> str:
     if not contents.log:
         return "<p>No log was written.</p>"
     curves = learning_curves(contents.log)
-    config = contents.agent.config
-    if not (isinstance(config, Config) and config.cost_penalty):
-        curves.pop("lambda", None)  # there is none to speak of
     panels = []
     with page_style():
         for i, (title, names) in enumerate(curves.items()):
