@@ -169,8 +169,8 @@ class Config(BaseConfig):
     """Cap of lambda (I)."""
 
     # Deployment.
-    budget_margin: float = 0.0
-    """Share of the budget held back: the cost-to-go token asks for the rest (I)."""
+    budget_margin: float = 0.1
+    """Share of the budget held back: the cost-to-go token asks for the rest (I; P: 0)."""
     ctg_floor: float | None = None
     """Smallest CTG token at deployment; None lets it go below zero (C)."""
     target_quantile: float = 0.99
@@ -320,6 +320,7 @@ PAPER: dict[str, Any] = {
     "cautious_quantile": None,
     "replan": False,
     "exhausted_mode": False,
+    "budget_margin": 0.0,
 }
 """What turns a variant into the paper's literal reading, as in `rcdt-paper`."""
 

@@ -68,7 +68,7 @@ def test_what_is_asked_for_is_what_the_default_agent_asks_for(drivers, tmp_path)
     for budget in (7.5, 20.0):
         token = float(agent.policy.conditioning.token(budget))
         target = agent.resolve_target(budget)
-        assert token == budget  # the default holds nothing back
+        assert token < budget  # the default holds some of it back
         assert rows[f"{budget:g}"][2:] == (
             f"{token:.4g}", f"{target:.4g}", f"{data.coverage(target, token):.3f}",
         )  # fmt: skip
