@@ -6,7 +6,6 @@ Only the network runs elsewhere, so actions agree with those of `predict` to rou
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -25,6 +24,7 @@ from rcdt_agent.deploy.checks import (
     observation_rows,
 )
 from rcdt_agent.deploy.conditioning import Conditioning, TargetReturn
+from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.onnx_file import (
     INPUTS,
     METADATA_KEY,
@@ -33,13 +33,13 @@ from rcdt_agent.deploy.onnx_file import (
     parse_metadata,
     read_sealed,
 )
-from rcdt_agent.deploy.state import AgentState, StateUse
-from rcdt_agent.errors import CheckpointError, InvalidArgumentError, StateError
+from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 
 __all__ = ["OnnxAgent"]
 
 
-class OnnxAgent:
+class OnnxAgent(EpisodeRules):
     """A trained policy from an ONNX file; budgets can change at any time.
 
     One episode on a robot: `reset`, then `act` at every step. Many, or one at a time in a loop of
@@ -82,9 +82,6 @@ class OnnxAgent:
             )
         text = self._session.get_modelmeta().custom_metadata_map.get(METADATA_KEY)
         self.metadata: dict[str, Any] = parse_metadata(text, path)
-        self._episode: AgentState | None = None  # of `reset` and `act`
-        self._last_begun: StateUse | None = None  # of the last `predict` without a state
-        self._said_too_long = False
         self._judged: set[tuple[float, float]] = set()
         with as_file_error(path):
             config = Config.from_dict(self.metadata["config"])
@@ -137,57 +134,6 @@ class OnnxAgent:
         new = request not in self._judged
         self._judged.add(request)
         return new
-
-    # ------------------------------------------------------------ one episode, held by the agent
-
-    def reset(self, cost_budget: float | None = None) -> None:
-        """Begin a new episode, which `act` then follows.
-
-        Args:
-            cost_budget: As `set_cost_budget`, from now on; None leaves the budget as it is.
-        """
-        if cost_budget is not None:
-            self.set_cost_budget(cost_budget)
-        self._episode = self.begin()
-
-    def act(
-        self, observation: Any, reward: float | None = None, cost: float | None = None
-    ) -> Float32Array:
-        """The next action in the episode that `reset` began.
-
-        Args:
-            observation: The present one.
-            reward: What the last action earned; not at the first step.
-            cost: What it cost; not at the first step.
-
-        Raises:
-            StateError: `reset` was not called, or reward and cost are missing, or there was no
-                action that they could belong to.
-        """
-        state = self.episode
-        waiting = bool(state.awaiting.any())
-        if waiting and (reward is None or cost is None):
-            raise StateError(
-                "`act` must be told what the last action earned and cost: "
-                "`agent.act(obs, reward, cost)`. If a new episode begins, call `agent.reset()` "
-                "first."
-            )
-        if not waiting and (reward is not None or cost is not None):
-            raise StateError(
-                "`act` was given a reward or cost, but no action of this episode has been taken: "
-                "the first step after `agent.reset()` is `agent.act(obs)`."
-            )
-        if reward is not None and cost is not None:
-            state = state.observe(reward, cost)
-        action, self._episode = self.predict(observation, state)
-        return action
-
-    @property
-    def episode(self) -> AgentState:
-        """The state of the episode that `reset` began: what is spent, and what is left."""
-        if self._episode is None:
-            raise StateError("No episode is running: call `agent.reset()` before `agent.act(obs)`.")
-        return self._episode
 
     # ------------------------------------------------------------ many episodes, held by the caller
 
@@ -253,48 +199,16 @@ class OnnxAgent:
                 "returns, and its reward and cost to `state.observe`."
             )
         rows, single = observation_rows(observation, self.observation_shape)
-        if state is None:
-            current = self._begin_unasked(len(rows), episode_start)
-        else:
-            current = _handed_back(state, len(rows))
+        current = self._state_in_use(state, len(rows), episode_start, wrapped=False)
         if episode_start is not None:
             current = current.restart(episode_start)
         if current.follows_agent:
             current = current.with_targets(self.target_return, self.cost_budget)
         current = current.push(rows)
-        self._warn_if_too_long(current)
+        self._warn_if_too_long(current, self.episode_length, depth=1)
         actions = self._run(current)
         shaped = actions.reshape(-1, *self.action_shape)
         return (shaped[0] if single else shaped), current.with_action(actions)
-
-    def _begin_unasked(self, n_envs: int, episode_start: npt.ArrayLike | None) -> AgentState:
-        """New episodes for a `predict` without a state; `episode_start` says that it is meant."""
-        last = self._last_begun
-        stated = episode_start is not None and bool(np.all(episode_start))
-        if last is not None and not last.used and not stated:
-            raise StateError(
-                "`predict` was called without a state, and the state that the last such call "
-                "returned was never used: a new episode, with the whole budget, would begin at "
-                "each step. Hand it back: `action, state = agent.predict(obs, state)`, and "
-                "`state = state.observe(reward, cost)` after each step; or let the agent keep it: "
-                "`agent.reset()`, then `agent.act(obs, reward, cost)`. Where a new episode is "
-                "meant, say so: `agent.predict(obs, agent.begin())`."
-            )
-        state = self.begin(n_envs)
-        self._last_begun = state.use
-        return state
-
-    def _warn_if_too_long(self, state: AgentState) -> None:
-        """Say once that an episode is longer than any can be: was its state kept over a reset?"""
-        if not self._said_too_long and (state.steps > self.episode_length).any():
-            self._said_too_long = True
-            warnings.warn(
-                f"An episode has passed step {self.episode_length}, the longest of the task and "
-                f"its training data. If a new episode has begun meanwhile, the agent still counts "
-                f"what the last one earned and spent: begin each with `agent.reset()`, with "
-                f"`state=None`, or with `episode_start` for some of many.",
-                stacklevel=3,
-            )
 
     def _run(self, state: AgentState) -> Float32Array:
         """Actions (N, A) at the present step of each episode."""
@@ -314,17 +228,3 @@ class OnnxAgent:
         found = {port.name: port.shape[1:] for port in self._session.get_inputs()}
         if found != wanted or [port.name for port in self._session.get_outputs()] != list(OUTPUTS):
             raise InvalidArgumentError(f"its inputs must be {wanted}, got {found}")
-
-
-def _handed_back(state: Any, n_envs: int) -> AgentState:
-    if not isinstance(state, AgentState):
-        raise InvalidArgumentError(
-            f"`state` must be what the last `predict` or `begin` returned, or None, got {state!r}."
-        )
-    if state.n_envs != n_envs:
-        raise InvalidArgumentError(
-            f"`state` is of {state.n_envs} environments, but there are {n_envs} observations; "
-            f"`agent.begin({n_envs})` is a state for as many."
-        )
-    state.use.used = True
-    return state

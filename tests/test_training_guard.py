@@ -133,8 +133,8 @@ def test_a_run_folder_keeps_a_good_checkpoint(tmp_path):
     folder = tmp_path / "run"
     result = rcdt(
         "train", "SpeedLimit", "--preset", "tiny", "--total-steps", "60", "--batch-size", "16",
-        "--embedding-size", "16", "--critic-learning-rate", "1e25", "--output", str(folder),
-        "--no-evaluate",
+        "--variant", "rcdt", "--embedding-size", "16", "--critic-learning-rate", "1e25",
+        "--output", str(folder), "--no-evaluate",
     )  # fmt: skip
     assert result.returncode == 2
     assert "not finite: " in result.stderr and "put back to step 0" in result.stderr
