@@ -11,7 +11,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
 import pytest
-import setuptools  # noqa: F401  (torch's compiler needs it loaded before anybody loads distutils)
 import torch
 
 from rcdt_agent.data import TrajectoryDataset

@@ -252,3 +252,14 @@ def test_a_failure_is_one_line_with_exit_code_2(
     assert exit_.value.code == 2
     assert line.startswith("error: ") and words in line
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_looking_for_pip_leaves_the_process_alone():
+    """`find_spec("pip")` would switch off setuptools' distutils, which torch's compiler needs."""
+    code = (
+        "import sys; from rcdt_agent.tasks.install import install_commands; "
+        "install_commands(['bullet']); import setuptools, distutils.core; "
+        "print('_distutils' in distutils.core.__file__)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (result.returncode, result.stdout.strip()) == (0, "True"), result

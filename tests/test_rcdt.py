@@ -218,7 +218,6 @@ def test_fp16_needs_cuda(dataset):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the compiler's own parts
-@pytest.mark.filterwarnings("ignore:Distutils was imported before Setuptools:UserWarning")
 def test_compiled_network_makes_the_same_step(dataset):
     plain, compiled = make_agent(dataset), make_agent(dataset, compile=True)
     one, two = steps(plain, 2), steps(compiled, 2)

@@ -8,7 +8,6 @@ installed first, and they themselves without their declared dependencies.
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import shlex
 import shutil
 import subprocess
@@ -91,7 +90,8 @@ def _extra_requirements(extra: str) -> list[str]:
 
 
 def _installer() -> list[str]:
-    if importlib.util.find_spec("pip"):
+    # Looking for pip as a module would make setuptools give up its distutils in this process.
+    if any(importlib.metadata.distributions(name="pip")):
         return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     uv = shutil.which("uv")
     if uv:
