@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from rcdt_agent.version import __version__
 
 if TYPE_CHECKING:
-    from rcdt_agent.algorithms import BC, RCDT, BCSafe, OfflineAlgorithm, load_agent
+    from rcdt_agent.algorithms import BC, RCDT, BCSafe, OfflineAlgorithm, TraC, load_agent
     from rcdt_agent.config import Config, make_config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
@@ -24,6 +24,7 @@ __all__ = [
     "Config",
     "OfflineAlgorithm",
     "ReturnCostTokens",
+    "TraC",
     "TrajectoryDataset",
     "VectorReturnCostTokens",
     "__version__",
@@ -41,6 +42,7 @@ _LAZY = {
     "BCSafe": "algorithms",
     "OfflineAlgorithm": "algorithms",
     "RCDT": "algorithms",
+    "TraC": "algorithms",
     "load_agent": "algorithms",
     "AgentState": "deploy",
     "BudgetReport": "evaluation",

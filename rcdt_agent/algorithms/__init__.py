@@ -8,15 +8,26 @@ from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.bc import BC, BCSafe
 from rcdt_agent.algorithms.files import checkpoint_path
 from rcdt_agent.algorithms.rcdt import RCDT
+from rcdt_agent.algorithms.trac import TraC
 from rcdt_agent.checkpoint import checkpoint_kind
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 
-__all__ = ["ALGORITHMS", "BC", "RCDT", "BCSafe", "OfflineAlgorithm", "get_algorithm", "load_agent"]
+__all__ = [
+    "ALGORITHMS",
+    "BC",
+    "RCDT",
+    "BCSafe",
+    "OfflineAlgorithm",
+    "TraC",
+    "get_algorithm",
+    "load_agent",
+]
 
 ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
     "rcdt": RCDT,
     "bc": BC,
     "bc-safe": BCSafe,
+    "trac": TraC,
 }
 """Every algorithm by its name on the command line."""
 
