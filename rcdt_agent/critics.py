@@ -6,12 +6,15 @@ import copy
 import math
 from collections.abc import Mapping
 from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 TWINS = 2
+
+ModuleT = TypeVar("ModuleT", bound=nn.Module)
 
 
 class EnsembleLinear(nn.Module):
@@ -110,9 +113,9 @@ class TwinCritics(nn.Module):
         return dict(zip(self.signals, norms, strict=True))
 
 
-def target_network(critics: TwinCritics) -> TwinCritics:
+def target_network(module: ModuleT) -> ModuleT:
     """A copy that is never trained, only moved by `update_target`."""
-    return copy.deepcopy(critics).requires_grad_(False)
+    return copy.deepcopy(module).requires_grad_(False)
 
 
 @torch.no_grad()

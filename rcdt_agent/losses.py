@@ -186,6 +186,38 @@ def cost_allowance(
     return allowed
 
 
+def cost_threshold(
+    cost_budget: float, discount: float, episode_length: int, *, normalised: bool = False
+) -> float:
+    """What a cost critic may say at the start of an episode that keeps its budget.
+
+    `cost_allowance` of the whole budget: budget (1 - discount^T) / (1 - discount) / T, costs
+    spread evenly over T steps.
+
+    Args:
+        cost_budget: What an episode may cost, >= 0.
+        discount: Of the cost critic, in [0, 1).
+        episode_length: T.
+        normalised: Times 1 - discount: a mean cost per step of the discounted state
+            distribution, which methods that estimate that distribution compare.
+    """
+    allowance = cost_allowance(
+        torch.tensor(cost_budget, dtype=torch.float64), torch.tensor(episode_length), discount
+    )
+    return float(allowance) * (1 - discount if normalised else 1.0)
+
+
+def expectile_loss(difference: Tensor, expectile: float) -> Tensor:
+    """Asymmetric squared error: the mean of |expectile - 1[u < 0]| u^2.
+
+    Args:
+        difference: (...,) u, target minus estimate.
+        expectile: In (0, 1); above one half the estimate tends to the largest targets.
+    """
+    weights = torch.where(difference < 0, 1 - expectile, expectile)
+    return (weights * difference.square()).mean()
+
+
 def pessimistic(twins: Tensor, pessimism: float) -> Tensor:
     """Mean of the twins, moved by a share of their difference.
 

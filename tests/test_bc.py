@@ -125,3 +125,13 @@ def test_the_learning_rate_falls_as_rcdts_does():
     rate = agent.training.optimizers["policy"].param_groups[0]["lr"]
     share = 0.02 + 0.98 * 0.5 * (1 + np.cos(np.pi * 39 / 40))
     assert rate == pytest.approx(agent.config.learning_rate * share)
+
+
+def test_another_budget_is_refused_with_what_would_help():
+    safe = BCSafe(preset="tiny", cost_budget=5.0)
+    safe.set_cost_budget(5)  # its own
+    message = r"BCSafe serves the cost budget 5 only, got 7.*RCDT.*BCSafe\(cost_budget=7\)"
+    with pytest.raises(InvalidArgumentError, match=message):
+        safe.set_cost_budget(7)
+    with pytest.raises(InvalidArgumentError, match="BC serves no cost budget, got 7.*RCDT"):
+        BC(preset="tiny").set_cost_budget(7)

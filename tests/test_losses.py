@@ -218,6 +218,26 @@ def test_proposition_1_kl_is_a_weight():
     assert not torch.allclose(gradient(plain), gradient(weighted), rtol=1e-2)
 
 
+def test_cost_threshold_by_hand():
+    """Budget 12 over 3 steps is 4 a step: 4 + 4 / 2 + 4 / 4 for a discount of one half."""
+    assert losses.cost_threshold(12.0, 0.5, 3) == pytest.approx(7.0)
+    assert losses.cost_threshold(12.0, 0.5, 3, normalised=True) == pytest.approx(3.5)
+    # The published factors: budget 20 at 1000 steps, 10 at 300.
+    assert losses.cost_threshold(20.0, 0.99, 1000) == pytest.approx(2.0, abs=1e-3)
+    assert losses.cost_threshold(10.0, 0.99, 300) == pytest.approx(3.17, abs=5e-3)
+    assert losses.cost_threshold(20.0, 0.99, 1000, normalised=True) == pytest.approx(0.02, abs=1e-5)
+    assert losses.cost_threshold(0.0, 0.99, 1000) == 0.0
+
+
+def test_expectile_loss_by_hand():
+    difference = torch.tensor([2.0, -1.0])
+    assert losses.expectile_loss(difference, 0.9).item() == pytest.approx((0.9 * 4 + 0.1) / 2)
+    # The expectile .75 of 0 and 4 is 3: .25 (3 - 0) = .75 (4 - 3).
+    estimate = torch.tensor(3.0, requires_grad=True)
+    losses.expectile_loss(torch.tensor([0.0, 4.0]) - estimate, 0.75).backward()
+    assert estimate.grad.item() == pytest.approx(0.0, abs=1e-6)
+
+
 def test_learning_rate_by_hand():
     settings = {"peak": 2.0, "warmup_steps": 3, "total_steps": 100, "final_share": 0.1}
     assert losses.learning_rate(0, **settings) == pytest.approx(2.0 / 4)

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.data import WindowSampler as Sampler
-from rcdt_agent.data.sampler import Relabelling, TransitionSampler
+from rcdt_agent.data.sampler import Relabelling
+from rcdt_agent.data.transitions import TransitionSampler
 from rcdt_agent.data.weights import normalize_weights
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
 
 
@@ -279,3 +280,42 @@ def test_at_most_relabelling_adds_slack_to_the_cost_token_only():
     assert not batch.ctg[~batch.mask].any()
     torch.testing.assert_close(batch.rtg, real.rtg)
     torch.testing.assert_close(batch.weights, same.weights)  # the same windows are drawn
+
+
+def test_transitions_are_rows_of_the_data(dataset):
+    """Every row: its neighbours within the trajectory, and how the trajectory ended."""
+    sampler = TransitionSampler(dataset, batch_size=4, generator=torch.Generator())
+    batch = sampler.transitions(torch.arange(dataset.n_transitions))
+    np.testing.assert_array_equal(batch.obs, dataset.observations)
+    np.testing.assert_array_equal(batch.costs, dataset.costs)
+    np.testing.assert_array_equal(batch.rewards, dataset.rewards)
+    last = dataset.offsets[1:] - 1
+    assert np.flatnonzero(batch.ends).tolist() == last.tolist() == [3, 4, 11, 23, 26]
+    assert np.flatnonzero(batch.terminals).tolist() == [3, 23, 26]
+    assert np.flatnonzero(batch.is_first).tolist() == dataset.offsets[:-1].tolist()
+    assert batch.timesteps.tolist() == [*range(4), 0, *range(7), *range(12), *range(3)]
+    np.testing.assert_array_equal(batch.next_obs[last], dataset.final_observations)
+    inside = np.setdiff1d(np.arange(dataset.n_transitions), last)
+    np.testing.assert_array_equal(batch.next_obs[inside], dataset.observations[inside + 1])
+    assert batch.next_known.all()
+    first = {tuple(row) for row in dataset.observations[dataset.offsets[:-1]].tolist()}
+    assert {tuple(row) for row in sampler.sample_initial_obs().tolist()} <= first
+
+
+def test_steps_without_a_known_next_observation_are_left_out():
+    arrays = random_arrays([3, 2], terminated=[True, False])
+    del arrays["next_observations"]
+    data = TrajectoryDataset.from_arrays(**arrays)
+    generator = torch.Generator().manual_seed(0)
+    every = TransitionSampler(data, batch_size=200, generator=generator)
+    assert not every.sample_transitions().next_known.all()
+    assert every.transitions(torch.arange(5)).next_known.tolist() == [True] * 4 + [False]
+    followed = TransitionSampler(data, batch_size=200, generator=generator, only_followed=True)
+    batch = followed.sample_transitions()
+    assert batch.next_known.all()
+    assert len(torch.unique(batch.rewards)) == 4
+    single = TrajectoryDataset.from_arrays(
+        **{key: values[-1:] for key, values in arrays.items()}, name="one step"
+    )
+    with pytest.raises(DatasetError, match="one step: no next observation was recorded"):
+        TransitionSampler(single, batch_size=2, generator=generator, only_followed=True)

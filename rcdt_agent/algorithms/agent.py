@@ -241,6 +241,28 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         actions = actions.reshape(-1, *policy.action_space.shape)
         return (actions[0] if single else actions), state
 
+    def set_cost_budget(self, k: float, target_return: Any = "auto") -> None:
+        """Refuse another budget than the one that the agent was made for.
+
+        Args:
+            k: The budget, >= 0.
+            target_return: As for algorithms that serve any budget.
+
+        Raises:
+            InvalidArgumentError: The algorithm serves one cost budget or none; the message says
+                what would help.
+        """
+        name, own = type(self).__name__, getattr(self.config, "cost_budget", None)
+        if self.budgets == "one" and own is not None and k == own:
+            return
+        fixed = "no cost budget" if own is None else f"the cost budget {own:g} only"
+        raise InvalidArgumentError(
+            f"`set_cost_budget`: {name} serves {fixed}, got {k!r}. "
+            f"Algorithms of `budgets = \"any\"`, such as RCDT, serve every budget with one model"
+            + (f"; of {name}, train one model a budget: {name}(cost_budget={k!r})."
+               if self.budgets == "one" else ".")
+        )  # fmt: skip
+
     def begin(
         self,
         n_envs: int = 1,

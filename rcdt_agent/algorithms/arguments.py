@@ -96,3 +96,18 @@ def scheduled_rate(schedule: LearningRate, progress_remaining: float) -> float:
             f"`learning_rate({progress_remaining:g})` must be a number >= 0, got {rate!r}."
         )
     return float(rate)
+
+
+def check_training_budget(name: str, budgets: str, config: Any) -> None:
+    """Refuse to train an algorithm of one cost budget without it.
+
+    Args:
+        name: Of the algorithm.
+        budgets: Which it serves.
+        config: Its settings.
+    """
+    if budgets == "one" and getattr(config, "cost_budget", None) is None:
+        raise InvalidArgumentError(
+            f"`cost_budget` must be given: {name} learns a policy for one cost budget, as in "
+            f"{name}(cost_budget=20)."
+        )

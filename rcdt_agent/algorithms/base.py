@@ -24,6 +24,7 @@ from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
 from rcdt_agent.algorithms.arguments import (
     check_log_interval,
     check_seed,
+    check_training_budget,
     scheduled_rate,
     split_learn_arguments,
 )
@@ -77,6 +78,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             DownloadError: The file is not in the cache and cannot be fetched.
         """
         agent = cls(**kwargs)
+        check_training_budget(cls.__name__, cls.budgets, agent.config)
         agent.task = get_task(task)
         if dataset is None:
             agent.provenance = Provenance(published=agent.task.suite != "embedded")
@@ -95,7 +97,9 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             DatasetError: The file cannot be read, its sizes are not the environment's or the
                 task's, or its actions are not in the action space.
             TrainingError: The agent has been trained on other data in this process.
+            InvalidArgumentError: The algorithm learns for one cost budget, and none was given.
         """
+        check_training_budget(type(self).__name__, self.budgets, self.config)
         data = as_dataset(dataset)
         if data is self.dataset:
             return

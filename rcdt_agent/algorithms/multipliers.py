@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -16,3 +18,80 @@ class Multipliers(nn.Module):
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(temperature).log())
         self.register_buffer("lmbda", torch.zeros(()))
+
+
+class PIDLagrangian(nn.Module):
+    """Lambda as a PID controller of the constraint's violation; its state is saved.
+
+    Attributes:
+        lmbda: () the multiplier in force.
+        integral: () sum of violations, never negative.
+        previous: () violation at the last update.
+    """
+
+    lmbda: Tensor
+    integral: Tensor
+    previous: Tensor
+
+    def __init__(
+        self, gains: tuple[float, float, float], maximum: float | None, *, start: float = 0.0
+    ) -> None:
+        """Begin with no violation seen.
+
+        Args:
+            gains: Proportional, integral, derivative.
+            maximum: Cap of lambda, which also stops the integral from winding up; None: no cap.
+            start: Lambda before the first update.
+        """
+        super().__init__()
+        self.gains = gains
+        self.maximum = math.inf if maximum is None else maximum
+        self.register_buffer("lmbda", torch.tensor(float(start)))
+        self.register_buffer("integral", torch.zeros(()))
+        self.register_buffer("previous", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, violation: Tensor) -> Tensor:
+        """The multiplier after a violation () of the constraint, negative where it is kept.
+
+        lambda = [K_P [e]_+ + K_I I + K_D [e - e_previous]_+]_+ with I <- [I + e]_+.
+        """
+        proportional, integral, derivative = self.gains
+        rise = (violation - self.previous).clamp(min=0.0)
+        most = self.maximum / integral if integral > 0 else math.inf
+        self.integral.copy_((self.integral + violation).clamp(0.0, most))
+        self.previous.copy_(violation)
+        lmbda = (
+            proportional * violation.clamp(min=0.0) + integral * self.integral + derivative * rise
+        )
+        self.lmbda.copy_(lmbda.clamp(0.0, self.maximum))
+        return self.lmbda
+
+
+class LogMultiplier(nn.Module):
+    """A positive coefficient exp(l) moved by gradient ascent, l within [-5, 5]; saved.
+
+    Attributes:
+        log_value: () l.
+    """
+
+    log_value: Tensor
+
+    LOG_RANGE = (-5.0, 5.0)
+
+    def __init__(self, step_size: float) -> None:
+        """Begin at 1."""
+        super().__init__()
+        self.step_size = step_size
+        self.register_buffer("log_value", torch.zeros(()))
+
+    @property
+    def value(self) -> Tensor:
+        """() the coefficient."""
+        return self.log_value.exp()
+
+    @torch.no_grad()
+    def ascend(self, violation: Tensor) -> None:
+        """Raise it where `violation` () is positive: one step along the gradient in l."""
+        step = self.step_size * self.value * violation
+        self.log_value.copy_((self.log_value + step).clamp(*self.LOG_RANGE))

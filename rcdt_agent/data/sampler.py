@@ -1,4 +1,4 @@
-"""Batches drawn from a dataset: windows of trajectories, or single transitions."""
+"""Batches of windows of trajectories; `data.transitions` has those of single transitions."""
 
 from __future__ import annotations
 
@@ -232,30 +232,6 @@ class WindowSampler:
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
-
-
-class TransitionSampler:
-    """Draws batches of observations and actions, uniformly over all transitions."""
-
-    def __init__(
-        self,
-        dataset: TrajectoryDataset,
-        *,
-        batch_size: int,
-        generator: torch.Generator,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        """Bring the data to the device; arguments as `WindowSampler`."""
-        self.batch_size = batch_size
-        self.generator = generator
-        self.obs = torch.from_numpy(dataset.observations).to(device)
-        self.actions = torch.from_numpy(dataset.actions).to(device)
-
-    def sample(self) -> tuple[Tensor, Tensor]:
-        """Observations (B, O) and actions (B, A), in units of the task."""
-        rows = torch.randint(len(self.obs), (self.batch_size,), generator=self.generator)
-        rows = rows.to(self.obs.device)
-        return self.obs[rows], self.actions[rows]
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:

@@ -202,7 +202,10 @@ def tune(
         )
     fixed = parse_method(method)
     if fixed.one_policy_per_budget:
-        raise InvalidArgumentError(f"`method` must train one policy, got {method!r}.")
+        raise InvalidArgumentError(
+            f"`method` must train one policy, got {method!r}: name the budget, as in "
+            f"{fixed.algorithm}+cost_budget=20."
+        )
     search = Search(
         folder=folder,
         data=_prepare(data, dataset, folder),

@@ -18,12 +18,15 @@ from rcdt_agent.config import DEPLOYMENT, VARIANTS, is_variant
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource
 
+SMALLEST_BUDGET = ("bc-safe",)
+"""Algorithms of one budget whose plain name means one policy for the smallest budget, as the paper
+has BC-Safe. The plain name of every other one means one policy a budget."""
+
 EACH = "-each"
-"""After the name of an algorithm that serves one budget: one policy for every budget. Without it,
-one policy for the smallest budget, as the paper has BC-Safe."""
+"""After one of `SMALLEST_BUDGET`: one policy for every budget."""
 
 OTHER_ALGORITHMS = tuple(name for name in ALGORITHMS if name not in VARIANTS) + tuple(
-    f"{name}{EACH}" for name, kind in ALGORITHMS.items() if kind.budgets == "one"
+    f"{name}{EACH}" for name in SMALLEST_BUDGET
 )
 """What a method can begin with besides a variant of RCDT."""
 
@@ -156,7 +159,9 @@ class Method:
     @property
     def one_policy_per_budget(self) -> bool:
         """Whether there is a policy for every budget instead of one for all."""
-        return self.base not in ALGORITHMS and self.base.endswith(EACH)
+        if self.base in SMALLEST_BUDGET or "cost_budget" in self.config:
+            return self.base.endswith(EACH)
+        return self.kind.budgets == "one"
 
     @property
     def training_id(self) -> str:
