@@ -137,7 +137,7 @@ def test_cost_follows_the_budget_it_was_trained_for():
     data = TrajectoryDataset.from_arrays(**record_drivers(300, seed=0))
     costs = []
     for budget in (2.0, 40.0):
-        agent = TraC(preset="tiny", seed=0, cost_budget=budget).learn(data)
+        agent = TraC(preset="tiny", seed=0, cost_budget=budget).learn(data, 1_000)
         costs.append(agent.evaluate(ENV_ID, [budget], n_episodes=20, n_envs=20).results[0])
     assert costs[0].passed and costs[1].passed
     assert costs[0].mean_cost < 1.0 < 4.0 < costs[1].mean_cost

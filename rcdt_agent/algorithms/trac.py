@@ -6,23 +6,25 @@ AAAI 2025. No critics: first imitation, then a contrast against the frozen imita
 
 from __future__ import annotations
 
-import copy
 import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from rcdt_agent import weighted_losses
-from rcdt_agent._types import Float32Array
-from rcdt_agent.algorithms.base import OfflineAlgorithm
+from rcdt_agent.algorithms.markov import (
+    MARKOV_RULES,
+    MarkovAlgorithm,
+    MarkovConfig,
+    MarkovPolicy,
+)
 from rcdt_agent.algorithms.training import Metrics
-from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, preset_config
+from rcdt_agent.base_config import Rule, check_fields
+from rcdt_agent.critics import target_network
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.segments import (
     SegmentBatch,
     SegmentSampler,
@@ -30,18 +32,14 @@ from rcdt_agent.data.segments import (
     published_segments,
     trajectory_segments,
 )
-from rcdt_agent.deploy.policy import Policy
-from rcdt_agent.deploy.wrappers import Facts
-from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.losses import masked_mean
-from rcdt_agent.normalizer import Normalizer
 
 PUBLISHED_FLOOR = 1e-6
 """Least argument of the logarithm in the published code."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TraCConfig(BaseConfig):
+class TraCConfig(MarkovConfig):
     """Settings of TraC (T: its paper and code, Bullet's where suites differ; I: ours)."""
 
     cost_budget: float | None = None
@@ -50,6 +48,8 @@ class TraCConfig(BaseConfig):
     """Gradient steps of both phases; MetaDrive 200,000 (T)."""
     batch_size: int = 96
     """Segments of a batch (T)."""
+    learning_rate: float = 1e-4
+    """Of Adam in imitation (T)."""
     imitation_share: float = 0.3
     """Share of the steps that are imitation (T)."""
     contrast_rate: float = 0.1
@@ -70,16 +70,10 @@ class TraCConfig(BaseConfig):
     """Share of the safe trajectories, the worst, that are undesirable; SafetyGym 0.5 (T)."""
     least_weight: float = 0.7
     """Weight of the least desirable of the desirable ones (T)."""
-    width: int = 256
-    """Hidden units (T)."""
-    n_layers: int = 3
-    """Linear layers (T)."""
     dropout: float = 0.25
     """Of hidden units (T)."""
-    normalize_observations: bool = True
-    """Scale observations to mean 0 and deviation 1 (I); `as_published` does not."""
     as_published: bool = False
-    """Labels of segments, trajectories and logarithms as in the published code (T)."""
+    """Segments labelled by their own steps, and a floored logarithm, as in the code (T)."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
@@ -87,7 +81,7 @@ class TraCConfig(BaseConfig):
 
 
 _RULES: dict[str, Rule] = {
-    **BASE_RULES,
+    **MARKOV_RULES,
     "cost_budget": (lambda v, _: v is None or v >= 0, ">= 0"),
     "imitation_share": (lambda v, _: 0 < v < 1, "in (0, 1)"),
     "contrast_rate alpha eta": (lambda v, _: v > 0, "> 0"),
@@ -98,8 +92,6 @@ _RULES: dict[str, Rule] = {
         "in [0, 1 - desirable_share]",
     ),
     "least_weight": (lambda v, _: 0 <= v <= 1, "in [0, 1]"),
-    "width": (lambda v, _: v >= 1, ">= 1"),
-    "n_layers": (lambda v, _: v >= 2, ">= 2"),
     "dropout": (lambda v, _: 0 <= v < 1, "in [0, 1)"),
 }
 
@@ -112,6 +104,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "contrast_warmup": 300,
         "segment_share": 0.25,
         "width": 128,
+        "normalize_observations": True,
     },
     "tiny": {
         "total_steps": 1_500,
@@ -120,76 +113,49 @@ PRESETS: dict[str, dict[str, Any]] = {
         "contrast_warmup": 100,
         "segment_share": 0.5,
         "width": 64,
+        "normalize_observations": True,
     },
 }
 """Sizes: as published, for two CPU cores in minutes, and for tests."""
 
 
-class TraCPolicy(Policy):
+class TraCPolicy(MarkovPolicy):
     """Observation to action: linear layers with ReLU and dropout between, and a tanh."""
 
-    def __init__(
-        self,
-        config: TraCConfig,
-        normalizer: Normalizer,
-        outcomes: Outcomes,
-        observation_space: gym.spaces.Box,
-        action_space: gym.spaces.Box,
-    ) -> None:
-        """Make the layers, with orthogonal weights."""
-        super().__init__(normalizer, observation_space, action_space)
-        self._outcomes = outcomes
-        size, size_a = normalizer.obs_mean.numel(), normalizer.action_low.numel()
+    def __init__(self, config: TraCConfig, *args: Any, **kwargs: Any) -> None:
+        """Make the layers, with orthogonal weights; arguments as for `MarkovPolicy`."""
+        super().__init__(config, *args, **kwargs)
+        size, size_a = self.sizes
         layers: list[nn.Module] = []
         for _ in range(config.n_layers - 1):
             layers += [_orthogonal(size, config.width), nn.ReLU(), nn.Dropout(config.dropout)]
             size = config.width
         self.network = nn.Sequential(*layers, _orthogonal(size, size_a), nn.Tanh())
 
-    @property
-    def outcomes(self) -> Outcomes:
-        """Returns and costs of the training episodes."""
-        return self._outcomes
-
     def forward(self, obs: Tensor) -> Tensor:
         """Actions (..., A) in [-1, 1] for observations (..., O) in units of the task."""
         actions: Tensor = self.network(self.normalizer.obs(obs))
         return actions.float()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values for a checkpoint."""
-        return {"outcomes": self.outcomes.to_dict()}
+    def act(self, obs: Tensor, *, generator: torch.Generator, deterministic: bool) -> Tensor:
+        """The actions; there is nothing to draw."""
+        return self(obs)  # type: ignore[no-any-return]
 
 
-class TraC(OfflineAlgorithm[TraCPolicy, TraCConfig]):
+class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
     """Learns to act as in desirable segments and not as in undesirable ones, for one budget."""
 
     budgets = "one"
     config_class = TraCConfig
-
-    @classmethod
-    def make_config(cls, preset: str, variant: str | None = None, **overrides: Any) -> TraCConfig:
-        """A configuration by the name of a preset; there are no variants."""
-        if variant is not None:
-            raise InvalidArgumentError(f"{cls.__name__} has no variants, got {variant!r}.")
-        return preset_config(cls.config_class, PRESETS, preset, overrides)
+    policy_class = TraCPolicy
+    presets = PRESETS
 
     def build_policy(
         self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
     ) -> TraCPolicy:
         """An untrained policy for the data; refuses data without anything desirable."""
         self.segments(dataset)
-        scaled = self.config.normalize_observations and not self.config.as_published
-        normalizer = Normalizer.fit(dataset, action, normalize_observations=scaled)
-        return TraCPolicy(self.config, normalizer, dataset.outcomes, observation, action)
-
-    def restore_policy(
-        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
-    ) -> TraCPolicy:
-        """The policy of a checkpoint; weights follow."""
-        normalizer = Normalizer(gym.spaces.flatdim(observation), gym.spaces.flatdim(action))
-        outcomes = Outcomes.from_dict(values["outcomes"])
-        return TraCPolicy(self.config, normalizer, outcomes, observation, action)
+        return super().build_policy(dataset, observation, action)
 
     def segments(self, dataset: TrajectoryDataset) -> SegmentTable:
         """The labelled segments to learn from.
@@ -218,21 +184,19 @@ class TraC(OfflineAlgorithm[TraCPolicy, TraCConfig]):
                 f"or set `undesirable_share`.",
                 stacklevel=3,
             )
-        self.sampler = SegmentSampler(
+        self.segment_sampler = SegmentSampler(
             dataset,
             table,
             batch_size=self.config.batch_size,
             generator=self.training.generators["batches"],
             device=self.device,
         )
-        self.reference = copy.deepcopy(self.policy).requires_grad_(False).eval()
+        self.reference = target_network(self.policy).eval()
         self.training.modules = {"reference": self.reference.network}
-        self.training.optimizers = {
-            "policy": torch.optim.Adam(self.policy.parameters(), lr=self.config.learning_rate)
-        }
+        self.make_optimizer("policy", self.policy.parameters(), self.config.learning_rate)
         steps = max(round(self.config.imitation_share * self.total_steps), 1)
         self.training.counters = {"imitation_steps": steps}
-        self._forward = torch.compile(self.policy) if self.config.compile else self.policy
+        self._forward = self.compiled(self.policy)
 
     def step(self) -> Metrics:
         """One step of imitation, or of the contrast once that is over."""
@@ -241,7 +205,7 @@ class TraC(OfflineAlgorithm[TraCPolicy, TraCConfig]):
             self.reference.network.load_state_dict(self.policy.network.state_dict())
             self.training.optimizers["policy"].state.clear()
         self.policy.train()
-        batch = self.sampler.sample()
+        batch = self.segment_sampler.sample()
         with self.autocast():
             log_prob = self._log_prob(self._forward, batch)
             if contrast_steps < 0:
@@ -249,17 +213,21 @@ class TraC(OfflineAlgorithm[TraCPolicy, TraCConfig]):
                 metrics = {"imitation_loss": loss.detach()}
             else:
                 loss, metrics = self._contrast(log_prob, batch)
-        rate = self.learning_rate_now()
-        if contrast_steps >= 0:
-            warmup = min(1.0, (contrast_steps + 1) / max(self.config.contrast_warmup, 1))
-            rate *= self.config.contrast_rate * warmup
-        optimizer, scaler = self.training.optimizers["policy"], self.training.scaler
-        optimizer.zero_grad()
-        optimizer.param_groups[0]["lr"] = rate
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scaler.step(optimizer)
-        scaler.update()
+        self.minimize("policy", loss)
+        self.training.scaler.update()
         return {"loss": loss.detach(), **metrics}
+
+    def learning_rate_now(self) -> float:
+        """As scheduled, times the contrast's share once imitation is over."""
+        rate = super().learning_rate_now()
+        done = self.num_timesteps - self.training.counters["imitation_steps"]
+        if done < 0:
+            return rate
+        return (
+            rate
+            * self.config.contrast_rate
+            * min(1.0, (done + 1) / max(self.config.contrast_warmup, 1))
+        )
 
     def _contrast(self, log_prob: Tensor, batch: SegmentBatch) -> tuple[Tensor, Metrics]:
         config = self.config
@@ -283,21 +251,6 @@ class TraC(OfflineAlgorithm[TraCPolicy, TraCConfig]):
         errors = policy(batch.obs) - self.policy.normalizer.actions(batch.actions)
         log_prob: Tensor = -errors.square().sum(-1)
         return log_prob
-
-    @torch.inference_mode()
-    def choose_actions(
-        self,
-        obs: Float32Array,
-        state: Any,
-        *,
-        facts: Facts | None,
-        episode_start: npt.ArrayLike | None,
-        deterministic: bool,
-    ) -> tuple[Float32Array, Any]:
-        """Actions for observations; `state` is passed through."""
-        self.policy.eval()
-        actions = self.policy(torch.from_numpy(obs).to(self.device))
-        return self.policy.normalizer.unscale_actions(actions).cpu().numpy(), state
 
 
 def _orthogonal(size_in: int, size_out: int) -> nn.Linear:
