@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 from rcdt_agent.version import __version__
 
 if TYPE_CHECKING:
-    from rcdt_agent.algorithms import BC, RCDT, BCSafe, OfflineAlgorithm, TraC, load_agent
+    from rcdt_agent.algorithms import (
+        BC,
+        CAPS,
+        FISOR,
+        RCDT,
+        BCSafe,
+        OfflineAlgorithm,
+        TraC,
+        load_agent,
+    )
     from rcdt_agent.config import Config, make_config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
@@ -17,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BC",
+    "CAPS",
+    "FISOR",
     "RCDT",
     "AgentState",
     "BCSafe",
@@ -40,6 +51,8 @@ __all__ = [
 _LAZY = {
     "BC": "algorithms",
     "BCSafe": "algorithms",
+    "CAPS": "algorithms",
+    "FISOR": "algorithms",
     "OfflineAlgorithm": "algorithms",
     "RCDT": "algorithms",
     "TraC": "algorithms",

@@ -6,7 +6,9 @@ from typing import Any
 
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.bc import BC, BCSafe
+from rcdt_agent.algorithms.caps import CAPS
 from rcdt_agent.algorithms.files import checkpoint_path
+from rcdt_agent.algorithms.fisor import FISOR
 from rcdt_agent.algorithms.rcdt import RCDT
 from rcdt_agent.algorithms.trac import TraC
 from rcdt_agent.checkpoint import checkpoint_kind
@@ -15,6 +17,8 @@ from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 __all__ = [
     "ALGORITHMS",
     "BC",
+    "CAPS",
+    "FISOR",
     "RCDT",
     "BCSafe",
     "OfflineAlgorithm",
@@ -28,6 +32,8 @@ ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
     "bc": BC,
     "bc-safe": BCSafe,
     "trac": TraC,
+    "fisor": FISOR,
+    "caps": CAPS,
 }
 """Every algorithm by its name on the command line."""
 

@@ -9,20 +9,35 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
-from rcdt_agent.config import Config
 from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.deploy.episodes import EpisodeRules
-from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
 from rcdt_agent.env_step import CostFunction
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
 
-class EpisodeActing(OfflineAlgorithm[ConditionedPolicy, Config], EpisodeRules):
+class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
     """Acts at the budget in force, in plain and in wrapped environments."""
+
+    state_class = AgentState
+
+    @property
+    @abstractmethod
+    def context_length(self) -> int:
+        """Steps of an episode that a state keeps."""
+
+    @property
+    @abstractmethod
+    def episode_length(self) -> int:
+        """Steps of the longest episode of the task and its training data."""
+
+    @abstractmethod
+    def act_on(self, state: AgentState, *, deterministic: bool) -> tuple[Float32Array, AgentState]:
+        """Actions (N, A) of the space at the present step of each episode, noted in the state."""
 
     @property
     @abstractmethod
@@ -58,7 +73,7 @@ class EpisodeActing(OfflineAlgorithm[ConditionedPolicy, Config], EpisodeRules):
         self._last_begun = None  # whoever states that episodes begin has not lost one
         return AgentState.begin(
             int(n_envs),
-            context_length=self.config.context_length,
+            context_length=self.context_length,
             observation_size=normalizer.obs_mean.numel(),
             action_size=normalizer.action_low.numel(),
             target_return=self.target_return if target_return is None else target_return,
@@ -89,10 +104,8 @@ class EpisodeActing(OfflineAlgorithm[ConditionedPolicy, Config], EpisodeRules):
             current = current.with_targets(self.target_return, self.cost_budget)
         if facts is not None:
             current = self._take_facts(current, facts, dropped=state is None)
-        self._warn_if_too_long(current, self.policy.episode_length, depth=2)
-        return self.policy.act(
-            current.push(obs), deterministic=deterministic, generator=self.acting_generator
-        )
+        self._warn_if_too_long(current, self.episode_length, depth=2)
+        return self.act_on(current.push(obs), deterministic=deterministic)
 
     def _take_facts(self, state: AgentState, facts: Facts, *, dropped: bool) -> AgentState:
         """The state with what wrappers report: earned, spent, and budgets of their own.

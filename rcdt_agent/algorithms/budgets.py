@@ -1,7 +1,11 @@
-"""`BudgetConditioned`: algorithms whose one trained policy serves any cost budget."""
+"""`AnyBudget`: algorithms whose one trained policy serves any cost budget.
+
+`BudgetConditioned` are those that are told the budget, and a target return, by tokens.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +14,9 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms.acting import EpisodeActing
+from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
@@ -23,12 +29,67 @@ from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
 
 
-class BudgetConditioned(EpisodeActing):
-    """Tells the policy what is left to earn and to spend; budgets can change at any time."""
+class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
+    """Owns the cost budget in force; it can change at any time."""
 
     budgets = "any"
+
+    def __init__(
+        self,
+        env: Env | None = None,
+        config: ConfigT | None = None,
+        *,
+        cost_budget: float | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Make an untrained agent.
+
+        Args:
+            env: Optional; gives the spaces, and serves evaluation callbacks.
+            config: Settings; instead of `variant`, `preset` and its fields.
+            cost_budget: What an episode may cost at deployment; default: the task's middle
+                budget, or the median cost of the training trajectories.
+            **kwargs: As for `Agent`, and any field of the configuration.
+        """
+        self._cost_budget = None if cost_budget is None else check_budget(cost_budget)
+        super().__init__(env, config, **kwargs)
+
+    @abstractmethod
+    def judge_budget(self) -> None:
+        """Warn if the training data, which are known now, do not cover the budget in force."""
+
+    @property
+    def cost_budget(self) -> float:
+        """What an episode may cost."""
+        if self._cost_budget is None:
+            raise InvalidArgumentError(
+                "There is no cost budget yet: call `set_cost_budget`, or `learn` first, which "
+                "sets a default."
+            )
+        return self._cost_budget
+
+    def set_dataset(self, dataset: AnyData) -> None:
+        """Give the agent its training data; see `OfflineAlgorithm.set_dataset`."""
+        super().set_dataset(dataset)
+        if self._cost_budget is None:
+            outcomes = self.policy.outcomes
+            self._cost_budget = self.task.reference_budget if self.task else outcomes.typical_cost
+        else:
+            self.judge_budget()
+
+    def settings_to_save(self) -> dict[str, Any]:
+        """The budget in force."""
+        return {"cost_budget": self._cost_budget}
+
+    def load_settings(self, values: dict[str, Any]) -> None:
+        """Take over the budget of a checkpoint."""
+        self._cost_budget = check_budget(values["cost_budget"])
+
+
+class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
+    """Tells the policy what is left to earn and to spend; budgets can change at any time."""
+
     config_class = Config
-    state_class = AgentState
     changeable = (*CHANGEABLE, *TRAINING, *DEPLOYMENT)
 
     def __init__(
@@ -50,23 +111,12 @@ class BudgetConditioned(EpisodeActing):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
-        self._cost_budget = None if cost_budget is None else check_budget(cost_budget)
         self._target_request: TargetReturn = target_return
         self._targets: dict[float, float] = {}  # target returns of budgets, as far as asked for
         self._judged: set[tuple[float, float]] = set()  # budgets and targets held against the data
-        super().__init__(env, config, **kwargs)
+        super().__init__(env, config, cost_budget=cost_budget, **kwargs)
 
     # ------------------------------------------------------------ budgets
-
-    @property
-    def cost_budget(self) -> float:
-        """What an episode may cost."""
-        if self._cost_budget is None:
-            raise InvalidArgumentError(
-                "There is no cost budget yet: call `set_cost_budget`, or `learn` first, which "
-                "sets a default."
-            )
-        return self._cost_budget
 
     @property
     def target_return(self) -> float:
@@ -98,14 +148,9 @@ class BudgetConditioned(EpisodeActing):
             raise InvalidArgumentError("There is no target return before `learn` has seen data.")
         return self.policy.conditioning.target_return(cost_budget, target_return)
 
-    def set_dataset(self, dataset: AnyData) -> None:
-        """Give the agent its training data; see `OfflineAlgorithm.set_dataset`."""
-        super().set_dataset(dataset)
-        if self._cost_budget is None:
-            outcomes = self.policy.outcomes
-            self._cost_budget = self.task.reference_budget if self.task else outcomes.typical_cost
-        else:
-            self.set_cost_budget(self._cost_budget, self._target_request)
+    def judge_budget(self) -> None:
+        """Warn if the training data do not cover the budget and target return in force."""
+        self.set_cost_budget(self.cost_budget, self._target_request)
 
     def _auto_target(self, cost_budget: float) -> float:
         """`resolve_target` of a budget, remembered until the conditioning changes."""
@@ -130,6 +175,20 @@ class BudgetConditioned(EpisodeActing):
             self.policy.conditioning.warn_if_uncovered(cost_budget, target_return)
 
     # ------------------------------------------------------------ deployment
+
+    @property
+    def context_length(self) -> int:
+        """Steps of the policy's window."""
+        return self.config.context_length
+
+    @property
+    def episode_length(self) -> int:
+        """Steps of the longest episode of the task and its training data."""
+        return self.policy.episode_length
+
+    def act_on(self, state: AgentState, *, deterministic: bool) -> tuple[Float32Array, AgentState]:
+        """Actions (N, A) of the space at the present step of each episode, noted in the state."""
+        return self.policy.act(state, deterministic=deterministic, generator=self.acting_generator)
 
     @property
     def calibration(self) -> TokenCalibration | None:
@@ -225,9 +284,9 @@ class BudgetConditioned(EpisodeActing):
 
     def settings_to_save(self) -> dict[str, Any]:
         """The budget in force and the request for a target return."""
-        return {"cost_budget": self._cost_budget, "target_return": self._target_request}
+        return {**super().settings_to_save(), "target_return": self._target_request}
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
-        self._cost_budget = check_budget(values["cost_budget"])
+        super().load_settings(values)
         self._target_request = values["target_return"]

@@ -144,15 +144,9 @@ class Conditioning:
         """Say aloud, with the numbers, when the data do not cover the request."""
         outcomes, token = self.outcomes, float(self.token(cost_budget))
         asked = max(cost_budget, token)
-        within = outcomes.n_within(asked)
         best = outcomes.frontier.best_return(asked)
-        if within < min(MIN_TRAJECTORIES, len(outcomes)):
-            warnings.warn(
-                f"The cost budget {asked:g} is covered by {within} of {len(outcomes)} training "
-                f"trajectories (the cheapest costs {outcomes.costs.min():g}): expect the budget "
-                f"to be exceeded.",
-                stacklevel=3,
-            )
+        if few := too_few_within(outcomes, asked):
+            warnings.warn(few, stacklevel=3)
         elif target_return > best + 1e-6 * abs(best):
             warnings.warn(
                 f"The target return {target_return:g} exceeds the best return {best:g} that any "
@@ -160,14 +154,8 @@ class Conditioning:
                 f"asked for what nobody showed it.",
                 stacklevel=3,
             )
-        largest = float(outcomes.costs.max())
-        if cost_budget > largest:
-            warnings.warn(
-                f"The cost budget {cost_budget:g} is above {largest:g}, the largest cost of the "
-                f"{len(outcomes)} training trajectories: they show nothing that costs as "
-                f"much, so do not expect more of it than of {largest:g}.",
-                stacklevel=3,
-            )
+        if beyond := beyond_all_costs(outcomes, cost_budget):
+            warnings.warn(beyond, stacklevel=3)
         if self.calibration is not None:
             self.calibration.warn_if_uncovered(cost_budget)
 
@@ -193,6 +181,30 @@ class Conditioning:
             published=tuple((float(b), float(t)) for b, t in values["published"]),
             calibration=TokenCalibration.from_dict(calibration) if calibration else None,
         )
+
+
+def too_few_within(outcomes: Outcomes, cost_budget: float) -> str:
+    """What to say of a budget that hardly any training trajectory kept; empty if enough did."""
+    within = outcomes.n_within(cost_budget)
+    if within >= min(MIN_TRAJECTORIES, len(outcomes)):
+        return ""
+    return (
+        f"The cost budget {cost_budget:g} is covered by {within} of {len(outcomes)} training "
+        f"trajectories (the cheapest costs {outcomes.costs.min():g}): expect the budget to be "
+        f"exceeded."
+    )
+
+
+def beyond_all_costs(outcomes: Outcomes, cost_budget: float) -> str:
+    """What to say of a budget above all that training trajectories cost; empty if it is not."""
+    largest = float(outcomes.costs.max())
+    if cost_budget <= largest:
+        return ""
+    return (
+        f"The cost budget {cost_budget:g} is above {largest:g}, the largest cost of the "
+        f"{len(outcomes)} training trajectories: they show nothing that costs as much, so do not "
+        f"expect more of it than of {largest:g}."
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
