@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import tyro
 
 from rcdt_agent.cli.benchmark import benchmark, tune
+from rcdt_agent.cli.compare import compare
 from rcdt_agent.cli.console import echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
 from rcdt_agent.cli.evaluate import calibrate, evaluate, plot, report
@@ -31,6 +32,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "plot": plot,
     "report": report,
     "collect": collect,
+    "compare": compare,
     "benchmark": benchmark,
     "tune": tune,
     "convert": convert,

@@ -91,10 +91,11 @@ def benchmark(
     for path in write_results(output):
         echo(f"Written: {path}")
     echo((output / "results.md").read_text().split("\n\n## ")[0])
-    return _echo_failures(failures)
+    return echo_failures(failures)
 
 
-def _echo_failures(failures: Sequence[Failure]) -> int:
+def echo_failures(failures: Sequence[Failure]) -> int:
+    """Say what failed; 1 if anything did."""
     for failure in failures:
         echo(f"FAILED: {failure.cell} ({failure.what}): {failure.error}")
     if failures:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -20,6 +19,7 @@ from rcdt_agent.checkpoint import checkpoint_kind, read_checkpoint
 from rcdt_agent.config import Config
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.page import escape_prose, escape_text, html_figure, html_table
 from rcdt_agent.experiments.runs import Run, RunOptions
 from rcdt_agent.experiments.sources import AnyAlgorithm
 from rcdt_agent.plots import (
@@ -106,16 +106,16 @@ def _page(contents: _Contents) -> str:
     name = Path(options.data).name
     template = (files("rcdt_agent.experiments") / "report.html").read_text(encoding="utf-8")
     return Template(template).substitute(
-        title=_text(f"{name}: {options.method} at several cost budgets"),
-        heading=_text(name),
+        title=escape_text(f"{name}: {options.method} at several cost budgets"),
+        heading=escape_text(name),
         lead=_lead(contents),
-        command=_text(options.command or "not recorded"),
+        command=escape_text(options.command or "not recorded"),
         budgets=_budgets(contents),
         pictures=_pictures(contents),
         curves=_curves(contents),
         data=_data(contents),
         settings=_settings(contents.options, contents.agent.config),
-        versions=_table(("package", "version"), sorted(contents.versions.items())),
+        versions=html_table(("package", "version"), sorted(contents.versions.items())),
     )
 
 
@@ -136,14 +136,14 @@ def _lead(contents: _Contents) -> str:
             f"{kept} of {len(results)} budgets kept on average over "
             f"{' or '.join(map(str, episodes))} episodes each."
         )
-    return _prose(" ".join(sentences))
+    return escape_prose(" ".join(sentences))
 
 
 def _budgets(contents: _Contents) -> str:
     report = contents.results
     if report is None:
         command = f"rcdt evaluate {shlex.quote(str(contents.folder))}"
-        return f"<p>{_prose(f'Not evaluated yet: `{command}` fills this table.')}</p>"
+        return f"<p>{escape_prose(f'Not evaluated yet: `{command}` fills this table.')}</p>"
     results = report["results"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
         "budget": lambda r: f"{r['budget']:g}",
@@ -171,7 +171,7 @@ def _budgets(contents: _Contents) -> str:
         f"{report['range_source']}."
     )
     rows = [[cell(result) for cell in columns.values()] for result in results]
-    return _table(list(columns), rows) + f"<p class=note>{_text(note)}</p>"
+    return html_table(list(columns), rows) + f"<p class=note>{escape_text(note)}</p>"
 
 
 def _reset_seeds(report: dict[str, Any], result: dict[str, Any]) -> str:
@@ -190,11 +190,11 @@ def _pictures(contents: _Contents) -> str:
             "frontier",
         )
         calibration = to_svg(plot_calibration(contents.results, size=_SIZE), "calibration")
-    return _figure(
+    return html_figure(
         "Frontier",
         "One policy at each budget, on the return-cost plane of its training data.",
         frontier,
-    ) + _figure(
+    ) + html_figure(
         "Calibration",
         "What episodes cost over what they were allowed; below the line the budget is kept.",
         calibration,
@@ -210,7 +210,7 @@ def _curves(contents: _Contents) -> str:
         for i, (title, names) in enumerate(curves.items()):
             svg = to_svg(plot_learning_curve(contents.log, names), f"curve{i}")
             caption = _LAMBDA_AT_ZERO if _is_zero(contents.log, names) else ""
-            panels.append(_figure(title[0].upper() + title[1:], caption, svg, level=3))
+            panels.append(html_figure(title[0].upper() + title[1:], caption, svg, level=3))
     note = "Means over the steps between two log entries."
     return f"<div class=grid>{''.join(panels)}</div><p class=note>{note}</p>"
 
@@ -245,7 +245,7 @@ def _data(contents: _Contents) -> str:
         f"{outcomes.returns.max():.4g}, costs {outcomes.costs.min():.4g} to "
         f"{outcomes.costs.max():.4g}."
     )
-    return _figure("Training data", caption, scatter)
+    return html_figure("Training data", caption, scatter)
 
 
 def _settings(options: RunOptions, config: BaseConfig) -> str:
@@ -259,10 +259,11 @@ def _settings(options: RunOptions, config: BaseConfig) -> str:
         (name, f"{value}", f"{default}") for name, value, default in rows if value != default
     ]
     same = [(name, f"{value}") for name, value, default in rows if value == default]
-    own = _table(("setting", "value", f"default of {origin}"), changed) if changed else ""
+    own = html_table(("setting", "value", f"default of {origin}"), changed) if changed else ""
     return (
-        f"{own}<details><summary>{len(same)} settings at the defaults of {_text(origin)}</summary>"
-        f"{_table(('setting', 'value'), same)}</details>"
+        f"{own}<details><summary>{len(same)} settings at the defaults of "
+        f"{escape_text(origin)}</summary>"
+        f"{html_table(('setting', 'value'), same)}</details>"
     )
 
 
@@ -279,35 +280,5 @@ def _defaults(options: RunOptions, config: BaseConfig) -> tuple[BaseConfig, str]
     return defaults, f"preset {options.preset}{words}"
 
 
-def _figure(title: str, caption: str, svg: str, *, level: int = 2) -> str:
-    label = html.escape(f"{title}. {caption}".strip(), quote=True)
-    drawing = svg.replace("<svg", f'<svg role="img" aria-label="{label}"', 1)
-    figcaption = f"<figcaption>{_text(caption)}</figcaption>" if caption else ""
-    return f"<figure><h{level}>{_text(title)}</h{level}>{drawing}{figcaption}</figure>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of text; a cell's second line, if any, is set small."""
-    top = "".join(f"<th scope=col>{_text(cell)}</th>" for cell in head)
-    body = ""
-    for row in rows:
-        lines = [_text(cell).partition("\n") for cell in row]
-        cells = (f"{main}<br><small>{rest}</small>" if rest else main for main, _, rest in lines)
-        body += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
-    return (
-        f"<div class=scroll><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
-    )
-
-
 def _spread(mean: float, interval: Sequence[float]) -> str:
     return f"{mean:.2f}\n{interval[0]:.2f} to {interval[1]:.2f}"
-
-
-def _text(value: str) -> str:
-    return html.escape(value, quote=False)
-
-
-def _prose(value: str) -> str:
-    """Escaped text with `code` in back-ticks."""
-    parts = _text(value).split("`")
-    return "".join(f"<code>{p}</code>" if i % 2 else p for i, p in enumerate(parts))

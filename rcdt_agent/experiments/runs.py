@@ -18,7 +18,7 @@ from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.experiments.interruption import StopOnSignal
-from rcdt_agent.experiments.sources import AnyAlgorithm, DataSource
+from rcdt_agent.experiments.sources import AnyAlgorithm, DataSource, environment_spaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class RunOptions:
         episodes: Episodes a budget of the evaluation at the end; None: no evaluation.
         preset: Whose sizes `config` began with, where known.
         command: What the user typed, to be shown in the report.
+        env: Environment whose spaces the agent has, for data of no task; None: as the data are.
     """
 
     data: str
@@ -48,6 +49,7 @@ class RunOptions:
     episodes: int | None = 20
     preset: str | None = None
     command: str | None = None
+    env: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
@@ -69,7 +71,11 @@ class RunOptions:
     def make_agent(self) -> AnyAlgorithm:
         """The untrained agent with its dataset."""
         return self.source.make_agent(
-            self.algorithm, config=self.config, seed=self.seed, device=self.device
+            self.algorithm,
+            config=self.config,
+            seed=self.seed,
+            device=self.device,
+            **(environment_spaces(self.env) if self.env else {}),
         )
 
     def to_dict(self) -> dict[str, Any]:

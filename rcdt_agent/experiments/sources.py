@@ -6,10 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
+
 from rcdt_agent.algorithms import OfflineAlgorithm, get_algorithm
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import Task, get_task, guess_task
+from rcdt_agent.tasks.simulators import make_env
 
 AnyAlgorithm = OfflineAlgorithm[Any, Any]
 HDF5_SUFFIXES = (".hdf5", ".h5")
@@ -69,3 +73,24 @@ class DataSource:
         agent = kind(**settings)
         agent.set_dataset(self.file)
         return agent
+
+
+def environment_spaces(env: str) -> dict[str, gym.Space[Any]]:
+    """The spaces of a task or Gymnasium environment, as arguments of an agent.
+
+    Raises:
+        InvalidArgumentError: There is no such environment.
+        SimulatorError: Its simulator is not installed.
+    """
+    try:
+        made = make_env(get_task(env))
+    except UnknownTaskError:
+        try:
+            made = gym.make(env)
+        except gym.error.Error as error:
+            raise InvalidArgumentError(
+                f"`env` must be a task or an environment of Gymnasium, got {env!r} ({error})."
+            ) from error
+    spaces = {"observation_space": made.observation_space, "action_space": made.action_space}
+    made.close()  # type: ignore[no-untyped-call]
+    return spaces

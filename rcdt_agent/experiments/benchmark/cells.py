@@ -23,6 +23,7 @@ from rcdt_agent.experiments.benchmark.data import TaskData
 from rcdt_agent.experiments.benchmark.methods import DEPLOYMENT_FIELDS, Method, deploy_agent
 from rcdt_agent.experiments.benchmark.protocol import Protocol
 from rcdt_agent.experiments.diagnostics import critic_error
+from rcdt_agent.experiments.offline import imitation_error
 from rcdt_agent.experiments.runs import Run, RunOptions, start_run, train_run
 from rcdt_agent.experiments.sources import AnyAlgorithm
 
@@ -179,7 +180,10 @@ def evaluate_cell(cell: Cell, method: Method) -> None:
     """Evaluate the trained policies at every budget and keep the report."""
     started = time.monotonic()
     seed = SEEDS_APART * cell.seed
-    report = roll_out(cell, method, seed)
+    if cell.data.offline:
+        results = imitation_results(cell, method)
+    else:
+        results = [asdict(result) for result in roll_out(cell, method, seed).results]
     write_json(
         evaluation_file(cell.folder, method),
         {
@@ -187,7 +191,7 @@ def evaluate_cell(cell: Cell, method: Method) -> None:
             "episodes": cell.protocol.episodes,
             "reset_seed": seed,
             "seconds": round(time.monotonic() - started, 1),
-            "results": [asdict(result) for result in report.results],
+            "results": results,
             "versions": versions(),
         },
     )
@@ -198,11 +202,12 @@ def roll_out(cell: Cell, method: Method, seed: int) -> BudgetReport:
     reports = []
     for policy in cell.policies:
         agent = load_agent(policy.run.final, device=cell.device)
-        arguments = deploy_agent(agent, method, None, policy.budgets)
+        arguments = deploy_agent(agent, method, cell.data.env, policy.budgets)
         reports.append(
             evaluate_budgets(
                 agent,
-                budgets=policy.budgets,
+                cell.data.env,
+                policy.budgets,
                 n_episodes=cell.protocol.episodes,
                 seed=seed,
                 **arguments,
@@ -212,15 +217,32 @@ def roll_out(cell: Cell, method: Method, seed: int) -> BudgetReport:
     return replace(reports[0], results=results)
 
 
+def imitation_results(cell: Cell, method: Method) -> list[dict[str, Any]]:
+    """Without an environment: errors on held-out trajectories, at every budget."""
+    assert cell.data.heldout is not None
+    held_out = TrajectoryDataset.from_hdf5(cell.data.heldout)
+    results = []
+    for policy in cell.policies:
+        agent = load_agent(policy.run.final, device=cell.device)
+        deploy_agent(agent, method, None, policy.budgets)
+        results += [
+            asdict(imitation_error(agent, held_out, budget, most=cell.protocol.episodes))
+            for budget in policy.budgets
+        ]
+    return results
+
+
 # -------------------------------------------------------------------- training
 
 
 def _options(cell: Cell, policy: CellPolicy) -> RunOptions:
+    task, file = cell.data.task, cell.data.training_file
     return RunOptions(
-        data=cell.data.task,
+        data=task or str(file),
         config=policy.config,
         algorithm=cell.training.algorithm,
-        dataset=cell.data.training_file,
+        dataset=file if task else None,
+        env=None if task else cell.data.env,
         seed=cell.seed,
         device=cell.device,
     )

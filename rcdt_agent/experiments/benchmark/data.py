@@ -19,8 +19,8 @@ class TaskData:
 
     Attributes:
         label: Name in tables and folders, such as `BallCircle` or `BallCircle bottom 60`.
-        task: Canonical task id.
-        suite: The simulator family.
+        task: Canonical task id; None: the data belong to no task of the registry.
+        suite: The simulator family; `own` without a task.
         budgets: Cost budgets of the protocol.
         file: Name of the source of the data.
         source: Path of the file asked for; None: the task's own.
@@ -32,10 +32,12 @@ class TaskData:
         return_range: Returns that normalise to 0 and 1.
         range_source: Where that range is from.
         fingerprint: Of the data trained on.
+        env: Environment to roll out in; None: the task's.
+        offline: Policies are not rolled out but compared with held-out trajectories.
     """
 
     label: str
-    task: str
+    task: str | None
     suite: str
     budgets: tuple[float, ...]
     file: str
@@ -48,11 +50,20 @@ class TaskData:
     return_range: tuple[float, float]
     range_source: str
     fingerprint: str
+    env: str | None = None
+    offline: bool = False
 
     @property
     def short(self) -> str:
-        """The task as the command line takes it."""
-        return get_task(self.task).name
+        """The task as the command line takes it, or the label of data without one."""
+        return get_task(self.task).name if self.task else self.label
+
+    @property
+    def by_protocol(self) -> bool:
+        """Whether it is a task as the benchmark has it: its own simulator, all its budgets."""
+        if self.task is None or self.env is not None or self.offline:
+            return False
+        return self.budgets == get_task(self.task).budgets
 
     @property
     def training_file(self) -> Path | None:
@@ -66,28 +77,40 @@ class TaskData:
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> TaskData:
         """The inverse of `to_dict` after a trip through JSON; other keys are left out."""
-        known: dict[str, Any] = {field.name: values[field.name] for field in fields(cls)}
+        names = [field.name for field in fields(cls) if field.name in values]
+        known: dict[str, Any] = {name: values[name] for name in names}
         for name in ("budgets", "return_range"):
             known[name] = tuple(known[name])
         return cls(**known)
 
 
 def prepare_data(
-    task: Task, source: Path | None, folder: Path, *, variant: str | None, holdout: float
+    task: Task | None,
+    source: Path | None,
+    folder: Path,
+    *,
+    variant: str | None = None,
+    holdout: float = 0.0,
+    budgets: tuple[float, ...] = (),
+    **evaluation: Any,
 ) -> TaskData:
     """Read a task's data, cut the variant and the held-out part, and note its figures.
 
     Args:
-        task: Of the registry.
+        task: Of the registry; None: `source` belongs to none.
         source: A file to use instead of the task's own.
         folder: Of the benchmark; derived files and the figures go to `data` in it.
         variant: `bottom:RHO` or `extremes:RHO`.
         holdout: Share of trajectories kept from training, for the critics' error.
+        budgets: Cost budgets; default: the task's.
+        **evaluation: The fields `env` and `offline`.
 
     Raises:
         InvalidArgumentError: Unknown variant, or the folder holds results on other data.
     """
-    label = task.name if variant is None else f"{task.name} {variant.replace(':', ' ')}"
+    assert task is not None or source is not None
+    name = task.name if task else source.stem if source else ""
+    label = name if variant is None else f"{name} {variant.replace(':', ' ')}"
     stem = folder / "data" / label.replace(" ", "-")
     whole = DataSource(task=task, file=source).read()
     training, heldout = _cut(whole, variant), None
@@ -96,9 +119,9 @@ def prepare_data(
     derived = training is not whole
     data = TaskData(
         label=label,
-        task=task.id,
-        suite=task.suite,
-        budgets=task.budgets,
+        task=task.id if task else None,
+        suite=task.suite if task else "own",
+        budgets=budgets or (task.budgets if task else ()),
         source=str(source) if source else None,
         variant=variant,
         dataset=f"{stem}.hdf5" if derived else (str(source) if source else None),
@@ -106,6 +129,7 @@ def prepare_data(
         trajectories=len(training),
         fingerprint=training.fingerprint,
         **_range_and_file(task, source, whole),
+        **evaluation,
     )
     _note_figures(Path(f"{stem}.json"), data, training)
     for path, part in ((data.dataset, training if derived else None), (data.heldout, heldout)):
@@ -114,13 +138,16 @@ def prepare_data(
     return data
 
 
-def _range_and_file(task: Task, source: Path | None, whole: TrajectoryDataset) -> dict[str, Any]:
+def _range_and_file(
+    task: Task | None, source: Path | None, whole: TrajectoryDataset
+) -> dict[str, Any]:
     """Returns are normalised by DSRL's published range where the source is DSRL's own file.
 
     Otherwise by the range of the whole source: the same for a variant as for all of it.
     """
-    file = source.name if source else task.dataset_file or whole.name
-    if source is None and task.suite != "embedded":
+    own = task.dataset_file if task else ""
+    file = source.name if source else own or whole.name
+    if task is not None and source is None and task.suite != "embedded":
         published = f"DSRL's published range of {task.name}"
         return {
             "file": file,

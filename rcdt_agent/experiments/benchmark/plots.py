@@ -63,7 +63,7 @@ def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodS
     beyond = "; points at the right edge lie beyond it" if off else ""
     axes.set_xlabel(f"mean cost of an episode (dotted: the budgets asked for{beyond})")
     axes.set_ylabel("mean return of an episode")
-    axes.set_title(f"{found[0].task}: one policy a method and seed, every budget", fontsize=10)
+    axes.set_title(f"{found[0].task}: every method at every budget", fontsize=10)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 

@@ -91,10 +91,25 @@ def note_protocol(
 
 def rerun_command(data: TaskData, method: str, seed: int, protocol: Protocol) -> str:
     """The command that makes one cell again, in a new folder."""
+    if not data.by_protocol:
+        return _compare_command(data, method, seed, protocol)
     command = ["rcdt", "benchmark", "--tasks", data.short]
     if data.source:
         command += ["--datasets", f"{data.short}={data.source}"]
     if data.variant:
         command += ["--variant-of-data", data.variant]
     command += ["--methods", method, "--seeds", str(seed), *protocol.arguments()]
+    return shlex.join([*command, "--output", "rerun"])
+
+
+def _compare_command(data: TaskData, method: str, seed: int, protocol: Protocol) -> str:
+    """The same for a cell of `rcdt compare`."""
+    command = ["rcdt", "compare", data.source or data.short, "--methods", method]
+    if data.offline:
+        command.append("--offline")
+    elif data.env or data.task:
+        command += ["--env", data.env] if data.env else ["--task", data.short]
+    command += ["--budgets", *(f"{budget:g}" for budget in data.budgets), "--seeds", str(seed)]
+    command += ["--preset", protocol.preset, "--episodes", str(protocol.episodes)]
+    command += ["--steps", str(protocol.steps)] if protocol.steps else []
     return shlex.join([*command, "--output", "rerun"])

@@ -1,0 +1,206 @@
+"""The table, the picture and the HTML page of a comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rcdt_agent._io import atomic_write, read_json, write_text
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.benchmark.methods import Method
+from rcdt_agent.experiments.benchmark.plots import draw_frontiers, plot_methods
+from rcdt_agent.experiments.benchmark.results import (
+    MethodSummary,
+    Results,
+    best_of,
+    collect_results,
+    dump_results,
+    summarize,
+)
+from rcdt_agent.experiments.page import (
+    escape_prose,
+    escape_text,
+    html_figure,
+    html_table,
+    page_css,
+)
+from rcdt_agent.plots import page_style, to_svg
+from rcdt_agent.stats import nested_bootstrap_interval
+
+NOT_SAFETY = (
+    "Without an environment nothing is known of return and cost: this is how well each method "
+    "predicts the recorded actions of held-out trajectories within a budget, as a share of their "
+    "variance (0: exactly, 1: no better than their mean). A method that improves on the data "
+    "differs from them. Use it to see whether a method learned at all, not to choose the safest."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table as text: for the terminal, a Markdown file and a page.
+
+    Attributes:
+        head: Names of the columns.
+        rows: As many cells each.
+        note: What the numbers are, and what follows from them.
+    """
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str
+
+    def as_text(self) -> str:
+        """Columns of equal width."""
+        lines = [self.head, *self.rows]
+        widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
+        padded = [
+            "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines
+        ]
+        return "\n".join([*(line.rstrip() for line in padded), "", self.note])
+
+    def as_markdown(self) -> str:
+        """A pipe table."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", self.note])
+
+    def as_html(self) -> str:
+        """With the note below."""
+        return html_table(self.head, self.rows) + f"<p class=note>{escape_text(self.note)}</p>"
+
+
+def serves(method: Method, n_budgets: int) -> str:
+    """Which budgets one trained model serves, and how many were trained."""
+    if method.kind.budgets == "any":
+        return "any, one model"
+    if method.one_policy_per_budget:
+        return f"one, {n_budgets} models"
+    return "one, one model" if method.kind.budgets == "one" else "none, one model"
+
+
+def comparison_table(results: Results) -> Table:
+    """Rows methods, columns budgets: mean return and cost with their intervals."""
+    ((label, task),) = results["tasks"].items()
+    if task["offline"]:
+        return _offline_table(results, label, task["budgets"])
+    found = _summaries(results, label)
+    best = best_of(found, strict=True)
+    rows = []
+    for summary in found:
+        method = Method.from_dict(results["methods"][summary.method])
+        cells = [
+            f"{b.mean_return:.4g} {_span(b.return_interval)} / {b.mean_cost:.3g} "
+            f"{_span(b.cost_interval)}" + ("" if b.passed else " !")
+            for b in summary.budgets
+        ]
+        name = summary.method + (" *" if summary.method == best else "")
+        rows.append([name, serves(method, len(task["budgets"])), *cells, f"{summary.kept}"])
+    head = ["method", "budgets served", *(f"budget {b:g}" for b in task["budgets"]), "kept"]
+    note = (
+        f"Mean return / mean cost of an episode with 95 % bootstrap intervals over seeds and "
+        f"{results['protocol']['episodes']} episodes a budget; !: costs more than the budget. "
+        + (
+            f"*: {best} has the highest return of the methods that keep every budget."
+            if best
+            else "No method keeps every budget."
+        )
+        + " Methods of one budget were trained once for each."
+    )
+    return Table(head=head, rows=rows, note=note)
+
+
+def _offline_table(results: Results, label: str, budgets: Sequence[float]) -> Table:
+    rows = []
+    for name, values in results["methods"].items():
+        cells = [c for c in results["cells"] if c["task"] == label and c["method"] == name]
+        if not cells:
+            continue
+        shares = [_unexplained([c["evaluation"]["results"][i] for c in cells])
+                  for i in range(len(budgets))]  # fmt: skip
+        rows.append([name, serves(Method.from_dict(values), len(budgets)), *shares])
+    head = ["method", "budgets served", *(f"within {b:g}" for b in budgets)]
+    return Table(head=head, rows=rows, note=NOT_SAFETY)
+
+
+def _unexplained(entries: list[dict[str, Any]]) -> str:
+    """Error over variance, with its interval over seeds and trajectories."""
+    if not entries[0]["errors"] or not entries[0]["variance"]:
+        return "-"
+    shares = np.array([entry["errors"] for entry in entries]) / entries[0]["variance"]
+    interval = nested_bootstrap_interval(shares[:, None])  # (seeds, 1, trajectories)
+    return f"{shares.mean():.2f} {_span(interval)}"
+
+
+def write_comparison(folder: Path) -> tuple[Table, list[Path]]:
+    """Write results.json, comparison.md, the picture and comparison.html of a folder.
+
+    Returns:
+        The table, and the files.
+
+    Raises:
+        InvalidArgumentError: Nothing is finished in the folder, or it is not of one dataset.
+    """
+    results = collect_results(folder)
+    if not results["cells"] or len(results["tasks"]) != 1:
+        raise InvalidArgumentError(f"{folder} holds no finished comparison of one dataset.")
+    table = comparison_table(results)
+    files = [folder / "results.json", folder / "comparison.md", folder / "comparison.html"]
+    write_text(files[0], dump_results(results))
+    write_text(files[1], table.as_markdown() + "\n")
+    with atomic_write(files[2], InvalidArgumentError) as partial:
+        partial.write_text(_page(folder, results, table), encoding="utf-8")
+    ((_, task),) = results["tasks"].items()
+    return table, files if task["offline"] else [*files, *draw_frontiers(folder, results)]
+
+
+def _page(folder: Path, results: Results, table: Table) -> str:
+    ((label, task),) = results["tasks"].items()
+    lead = (
+        f"{len(table.rows)} methods on {task['trajectories']} trajectories of {task['file']}, "
+        f"preset {results['protocol']['preset']}, seeds {', '.join(map(str, results['seeds']))}."
+    )
+    minutes = [
+        (t["method"], f"{t['seed']}", f"{t['steps']:,}", f"{t['seconds'] / 60:.1f}")
+        for t in results["trainings"].values()
+    ]
+    commands = "\n".join(results["commands"]) or "not recorded"
+    return (
+        "<!doctype html>\n<html lang=en><head><meta charset=utf-8>"
+        '<meta name=viewport content="width=device-width, initial-scale=1">'
+        "<meta http-equiv=Content-Security-Policy "
+        "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:\">"
+        f"<title>{escape_text(label)}: methods compared</title><style>{page_css()}</style></head>\n"
+        f"<body><header><h1>{escape_text(label)}: methods compared</h1>"
+        f"<p>{escape_prose(lead)}</p></header>\n"
+        f"<section id=budgets><h2>Budgets</h2>{table.as_html()}</section>\n"
+        f'<div class="grid">{_picture(folder, results, label)}</div>\n'
+        f"<section><h2>Training</h2>"
+        f"{html_table(('method', 'seed', 'steps', 'minutes'), minutes)}</section>\n"
+        f"<section><h2>Made by</h2><pre>{escape_text(commands)}</pre></section>\n"
+        f"<section><h2>Versions</h2>"
+        f"{html_table(('package', 'version'), sorted(results['versions'].items()))}</section>\n"
+        "</body></html>\n"
+    )
+
+
+def _picture(folder: Path, results: Results, label: str) -> str:
+    points = read_json(folder / "data" / f"{label.replace(' ', '-')}.json")
+    if results["tasks"][label]["offline"] or points is None:
+        return ""
+    returns, costs = (np.array(points[key], dtype=np.float32) for key in ("returns", "costs"))
+    with page_style():
+        svg = to_svg(plot_methods(returns, costs, _summaries(results, label)), "plane")
+    caption = "Mean return and cost at every budget, on the return-cost plane of the data."
+    return html_figure("Return and cost", caption, svg)
+
+
+def _summaries(results: Results, label: str) -> list[MethodSummary]:
+    found = (summarize(results, label, method) for method in results["methods"])
+    return [summary for summary in found if summary is not None]
+
+
+def _span(interval: tuple[float, float]) -> str:
+    return f"[{interval[0]:.3g}, {interval[1]:.3g}]"

@@ -1,0 +1,90 @@
+"""What can be compared without an environment: how well policies predict recorded actions.
+
+It is not return and not cost: a policy that improves on the data differs from them. It tells
+whether a method has learned the behaviour within a budget, and whether it learned anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent.algorithms.agent import Agent
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.deploy.state import AgentState
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImitationError:
+    """Errors of a policy's actions on held-out trajectories within a budget.
+
+    Attributes:
+        budget: The cost budget.
+        errors: Of each trajectory: squared error of its actions, in units of [-1, 1], averaged
+            over steps and dimensions.
+        variance: Of the recorded actions: the error of always giving their mean.
+    """
+
+    budget: float
+    errors: tuple[float, ...]
+    variance: float
+
+
+def imitation_error(
+    agent: Agent[Any, Any], held_out: TrajectoryDataset, budget: float, *, most: int
+) -> ImitationError:
+    """Predict the actions of recorded trajectories, step by step, from what was recorded before.
+
+    An agent that is told a budget is told this one; one that is told a return too, the
+    trajectory's own.
+
+    Args:
+        agent: Any trained algorithm.
+        held_out: Trajectories that it was not trained on.
+        budget: Only trajectories that cost at most this much.
+        most: Trajectories to look at, at most; evenly spaced.
+    """
+    within = np.flatnonzero(held_out.episode_costs <= budget)
+    if not len(within):
+        return ImitationError(budget=budget, errors=(), variance=0.0)
+    rows = within[np.unique(np.linspace(0, len(within) - 1, min(most, len(within))).astype(int))]
+    scale = agent.policy.normalizer
+    recorded = _scaled(scale, held_out.actions)
+    predicted = _scaled(scale, _predictions(agent, held_out, rows, budget))
+    steps = [slice(held_out.offsets[row], held_out.offsets[row + 1]) for row in rows]
+    errors = [float(np.square(predicted[part] - recorded[part]).mean()) for part in steps]
+    seen = np.concatenate([recorded[part] for part in steps])
+    return ImitationError(
+        budget=budget, errors=tuple(errors), variance=float(seen.var(axis=0).mean())
+    )
+
+
+def _predictions(
+    agent: Agent[Any, Any], data: TrajectoryDataset, rows: Int64Array, budget: float
+) -> Float32Array:
+    """(N, A) predicted actions at the steps of trajectories `rows`; elsewhere zeros."""
+    predicted = np.zeros_like(data.actions)
+    first, lengths = data.offsets[rows], data.lengths[rows]
+    state = agent.begin(
+        len(rows),
+        cost_budget=np.full(len(rows), budget),
+        target_return=data.episode_returns[rows],
+    )
+    for step in range(int(lengths.max())):
+        now = first + np.minimum(step, lengths - 1)  # ended ones stand still, and are not noted
+        running = step < lengths
+        actions, state = agent.predict(data.observations[now], state)
+        predicted[now[running]] = actions.reshape(len(rows), -1)[running]
+        if isinstance(state, AgentState):  # what was done, not what would have been
+            state = state.with_action(data.actions[now])
+            state = state.observe(data.rewards[now] * running, data.costs[now] * running)
+    return predicted
+
+
+def _scaled(normalizer: Any, actions: Float32Array) -> Float32Array:
+    tensor = torch.from_numpy(actions).to(normalizer.action_low.device)
+    return np.asarray(normalizer.actions(tensor).cpu().numpy(), dtype=np.float32)
