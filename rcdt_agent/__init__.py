@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Any
 from rcdt_agent.version import __version__
 
 if TYPE_CHECKING:
-    from rcdt_agent.algorithms import BC, RCDT, BCSafe, OfflineAlgorithm, load_agent
+    from rcdt_agent.algorithms import (
+        BC,
+        CPQ,
+        RCDT,
+        BCQLag,
+        BCSafe,
+        BEARLag,
+        COptiDICE,
+        OfflineAlgorithm,
+        load_agent,
+    )
     from rcdt_agent.config import Config, make_config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
@@ -17,10 +27,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BC",
+    "CPQ",
     "RCDT",
     "AgentState",
+    "BCQLag",
     "BCSafe",
+    "BEARLag",
     "BudgetReport",
+    "COptiDICE",
     "Config",
     "OfflineAlgorithm",
     "ReturnCostTokens",
@@ -38,7 +52,11 @@ __all__ = [
 # `rcdt_agent.onnx_agent` runs where only numpy and onnxruntime are installed.
 _LAZY = {
     "BC": "algorithms",
+    "BCQLag": "algorithms",
     "BCSafe": "algorithms",
+    "BEARLag": "algorithms",
+    "COptiDICE": "algorithms",
+    "CPQ": "algorithms",
     "OfflineAlgorithm": "algorithms",
     "RCDT": "algorithms",
     "load_agent": "algorithms",

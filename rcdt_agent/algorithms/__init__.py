@@ -6,17 +6,37 @@ from typing import Any
 
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.bc import BC, BCSafe
+from rcdt_agent.algorithms.bcq_lag import BCQLag
+from rcdt_agent.algorithms.bear_lag import BEARLag
+from rcdt_agent.algorithms.coptidice import COptiDICE
+from rcdt_agent.algorithms.cpq import CPQ
 from rcdt_agent.algorithms.files import checkpoint_path
 from rcdt_agent.algorithms.rcdt import RCDT
 from rcdt_agent.checkpoint import checkpoint_kind
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 
-__all__ = ["ALGORITHMS", "BC", "RCDT", "BCSafe", "OfflineAlgorithm", "get_algorithm", "load_agent"]
+__all__ = [
+    "ALGORITHMS",
+    "BC",
+    "CPQ",
+    "RCDT",
+    "BCQLag",
+    "BCSafe",
+    "BEARLag",
+    "COptiDICE",
+    "OfflineAlgorithm",
+    "get_algorithm",
+    "load_agent",
+]
 
 ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
     "rcdt": RCDT,
     "bc": BC,
     "bc-safe": BCSafe,
+    "bcq-lag": BCQLag,
+    "bear-lag": BEARLag,
+    "cpq": CPQ,
+    "coptidice": COptiDICE,
 }
 """Every algorithm by its name on the command line."""
 
