@@ -44,10 +44,11 @@ class BCQLagConfig(LagrangianConfig):
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
-        "total_steps": 8_000,
+        "total_steps": 5_000,
         "batch_size": 256,
-        "width": 128,
-        "vae_width": 128,
+        "width": 64,
+        "vae_width": 64,
+        "n_critics": 1,
         "target_rate": 0.02,
         "pid": (0.1, 0.001, 0.001),
         "normalize_observations": True,

@@ -57,12 +57,12 @@ _RULES: dict[str, Rule] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
-        "total_steps": 20_000,
+        "total_steps": 8_000,
         "batch_size": 256,
         "learning_rate": 1e-3,
-        "critic_learning_rate": 3e-4,
+        "critic_learning_rate": 1e-3,
         "multiplier_learning_rate": 1e-3,
-        "width": 128,
+        "width": 96,
         "normalize_observations": True,
     },
     "tiny": {

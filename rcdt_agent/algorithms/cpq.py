@@ -71,14 +71,14 @@ _RULES: dict[str, Rule] = {
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
-        "total_steps": 10_000,
+        "total_steps": 6_000,
         "batch_size": 256,
         "learning_rate": 3e-4,
-        "width": 128,
-        "vae_width": 128,
+        "width": 96,
+        "vae_width": 96,
         "target_rate": 0.02,
         "alpha_start": 0.02,
-        "imitation_steps": 2_000,
+        "imitation_steps": 1_500,
         "normalize_observations": True,
     },
     "tiny": {
