@@ -10,9 +10,13 @@ if TYPE_CHECKING:
     from rcdt_agent.algorithms import (
         BC,
         CAPS,
+        CPQ,
         FISOR,
         RCDT,
+        BCQLag,
         BCSafe,
+        BEARLag,
+        COptiDICE,
         OfflineAlgorithm,
         TraC,
         load_agent,
@@ -26,12 +30,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BC",
+    "CPQ",
     "CAPS",
     "FISOR",
     "RCDT",
     "AgentState",
+    "BCQLag",
     "BCSafe",
+    "BEARLag",
     "BudgetReport",
+    "COptiDICE",
     "Config",
     "OfflineAlgorithm",
     "ReturnCostTokens",
@@ -50,7 +58,11 @@ __all__ = [
 # `rcdt_agent.onnx_agent` runs where only numpy and onnxruntime are installed.
 _LAZY = {
     "BC": "algorithms",
+    "BCQLag": "algorithms",
     "BCSafe": "algorithms",
+    "BEARLag": "algorithms",
+    "COptiDICE": "algorithms",
+    "CPQ": "algorithms",
     "CAPS": "algorithms",
     "FISOR": "algorithms",
     "OfflineAlgorithm": "algorithms",

@@ -187,7 +187,12 @@ def cost_allowance(
 
 
 def cost_threshold(
-    cost_budget: float, discount: float, episode_length: int, *, normalised: bool = False
+    cost_budget: float,
+    discount: float,
+    episode_length: int,
+    *,
+    normalised: bool = False,
+    finite: bool = True,
 ) -> float:
     """What a cost critic may say at the start of an episode that keeps its budget.
 
@@ -200,9 +205,13 @@ def cost_threshold(
         episode_length: T.
         normalised: Times 1 - discount: a mean cost per step of the discounted state
             distribution, which methods that estimate that distribution compare.
+        finite: Whether the critic ends with the episode, as for `cost_allowance`.
     """
     allowance = cost_allowance(
-        torch.tensor(cost_budget, dtype=torch.float64), torch.tensor(episode_length), discount
+        torch.tensor(cost_budget, dtype=torch.float64),
+        torch.tensor(episode_length),
+        discount,
+        finite=finite,
     )
     return float(allowance) * (1 - discount if normalised else 1.0)
 

@@ -11,6 +11,10 @@ from torch.nn import functional as F
 
 from rcdt_agent.critics import EnsembleLinear
 
+CPU_ROWS = 1024
+"""From so many rows on, a CPU is faster member by member: 102 ms instead of 160 ms for 8 members of
+width 256 and 5120 rows."""
+
 
 def mlp(
     size_in: int,
@@ -49,11 +53,22 @@ class CriticEnsemble(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor:
         """(N, ...) estimates for inputs (..., I)."""
         joined = torch.cat(inputs, dim=-1)
-        x = joined.flatten(0, -2).expand(self.n_members, -1, -1)
-        for layer in self.layers[:-1]:
-            x = F.relu(layer(x))
-        values: Tensor = self.layers[-1](x).float()
-        return values.view(self.n_members, *joined.shape[:-1])
+        rows = joined.flatten(0, -2)
+        if rows.device.type == "cpu" and len(rows) >= CPU_ROWS:
+            values = torch.stack([self._member(i, rows) for i in range(self.n_members)])
+        else:
+            values = rows.expand(self.n_members, -1, -1)
+            for layer in self.layers[:-1]:
+                values = F.relu(layer(values))
+            values = self.layers[-1](values)
+        return values.float().view(self.n_members, *joined.shape[:-1])
+
+    def _member(self, index: int, x: Tensor) -> Tensor:
+        """(B, 1) estimates of one member."""
+        *hidden, last = ((layer.bias[index], layer.weight[index]) for layer in self.layers)
+        for bias, weight in hidden:
+            x = torch.addmm(bias, x, weight).relu_()
+        return torch.addmm(last[0], x, last[1])
 
 
 class VAE(nn.Module):

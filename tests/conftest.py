@@ -72,6 +72,18 @@ QUICK = {
 }
 
 
+def small_settings(name: str) -> dict[str, Any]:
+    """Settings of any algorithm for a few steps; what it needs besides is there."""
+    from rcdt_agent.algorithms import get_algorithm
+
+    settings: dict[str, Any] = {"preset": "tiny", "batch_size": 16, "seed": 5}
+    if name == "rcdt":  # dropout and critics draw random numbers, too
+        settings |= {"dropout": 0.1, "critic_start": 0.1, "cost_budget": 7.0, "embedding_size": 16}
+    if get_algorithm(name).budgets == "one":
+        settings["cost_budget"] = 7.0
+    return settings
+
+
 @pytest.fixture(scope="session")
 def trained(drivers: TrajectoryDataset) -> bytes:
     """An agent after 40 steps, as the bytes of its file: tests load their own copy."""

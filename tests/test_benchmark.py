@@ -20,6 +20,7 @@ from conftest import QUICK
 from test_bullet_learning import record_balls
 
 from rcdt_agent import BC, RCDT, TrajectoryDataset, evaluate_budgets, load_agent
+from rcdt_agent.algorithms import ALGORITHMS
 from rcdt_agent.algorithms.held_out import discounted_sums
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError
@@ -105,6 +106,7 @@ def test_what_a_method_name_means():
         ("bc+eta=0.1", "'eta=0.1' is not FIELD=VALUE with a field of .*BCConfig"),
         ("bc+width=0", "`width` must be >= 1, got 0"),
         ("bc-each", "must begin with one of"),
+        ("cpq-each", "must begin with one of"),
         ("bc-safe-each+cost_budget=3", "takes `cost_budget` from the protocol"),
         ("rcdt+variant=cdt", "'variant=cdt' is neither a switch"),
         ("rcdt+speed", "'speed' is neither a switch"),
@@ -120,7 +122,7 @@ def test_bad_method_names_are_refused(text, message):
 
 
 def test_other_algorithms_as_methods():
-    assert OTHER_ALGORITHMS == ("bc", "bc-safe", "bc-safe-each")
+    assert set(OTHER_ALGORITHMS) == {*ALGORITHMS, "bc-safe-each"} - {"rcdt"}
     method = parse_method("BC+width=64+learning-rate=0.01")
     assert (method.algorithm, method.variant) == ("bc", None)
     assert method.training_id == "bc+learning_rate=0.01+width=64"
@@ -133,6 +135,12 @@ def test_other_algorithms_as_methods():
     assert parse_method("bc-safe+cost_budget=7").make_config("tiny", None, 2.0).cost_budget == 7
     assert (each.algorithm, each.one_policy_per_budget) == ("bc-safe", True)
     assert not safe.one_policy_per_budget
+    # The plain name of every other one means a policy for each budget, as the paper trains them.
+    every = parse_method("cpq+width=8")
+    assert (every.algorithm, every.one_policy_per_budget) == ("cpq", True)
+    assert every.make_config("tiny", None, 2.0).cost_budget == 2
+    assert not parse_method("cpq+cost_budget=7").one_policy_per_budget
+    assert not parse_method("bc").one_policy_per_budget
     for name in ("cdt", "rcdt-paper", "tvcdt"):
         assert (parse_method(name).algorithm, parse_method(name).variant) == ("rcdt", name)
 

@@ -11,9 +11,10 @@ import zipfile
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK, random_arrays
+from conftest import QUICK, random_arrays, small_settings
 
-from rcdt_agent import RCDT, TrajectoryDataset
+from rcdt_agent import RCDT, TrajectoryDataset, load_agent
+from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.checkpoint import META, TENSORS, flatten_state, unflatten_state
 from rcdt_agent.errors import CheckpointError, DatasetError
 
@@ -38,8 +39,16 @@ def with_meta(trained, **changes):
     return rewrite(trained, change)
 
 
-def test_contents_are_safetensors_and_json(trained):
-    with zipfile.ZipFile(io.BytesIO(trained)) as archive:
+@pytest.fixture(params=ALGORITHMS)
+def any_trained(request, drivers):
+    """The bytes of a file of each algorithm, after two steps."""
+    buffer = io.BytesIO()
+    get_algorithm(request.param)(**small_settings(request.param)).learn(drivers, 2).save(buffer)
+    return buffer.getvalue()
+
+
+def test_contents_are_safetensors_and_json(any_trained):
+    with zipfile.ZipFile(io.BytesIO(any_trained)) as archive:
         assert sorted(archive.namelist()) == [META, TENSORS]
         meta = json.loads(archive.read(META))
     assert {"config", "policy", "spaces", "settings", "versions", "fingerprint"} <= set(meta)
@@ -96,20 +105,20 @@ class Bomb:
         return (os.mkdir, (self.path,))
 
 
-def test_a_pickle_inside_is_refused_and_not_run(trained, tmp_path):
+def test_a_pickle_inside_is_refused_and_not_run(any_trained, tmp_path):
     def plant(members):
         members["data.pkl"] = pickle.dumps(Bomb(tmp_path / "bomb"))
 
     with pytest.raises(
         CheckpointError, match=r"unexpected contents \['data.pkl'\]; nothing was loaded"
     ):
-        RCDT.load(rewrite(trained, plant))
+        load_agent(rewrite(any_trained, plant))
 
     def disguise(members):
         members[TENSORS] = pickle.dumps(Bomb(tmp_path / "bomb"))
 
     with pytest.raises(CheckpointError, match="damaged"):
-        RCDT.load(rewrite(trained, disguise))
+        load_agent(rewrite(any_trained, disguise))
     assert not (tmp_path / "bomb").exists()
     pickle.loads(pickle.dumps(Bomb(tmp_path / "bomb")))  # it would have gone off
     assert (tmp_path / "bomb").exists()

@@ -10,15 +10,16 @@ import torch
 from rcdt_agent.algorithms.markov import frozen
 from rcdt_agent.algorithms.multipliers import LogMultiplier, PIDLagrangian
 from rcdt_agent.critics import target_network, update_target
-from rcdt_agent.networks import VAE, CriticEnsemble, SquashedGaussian, mlp, repeat
+from rcdt_agent.networks import CPU_ROWS, VAE, CriticEnsemble, SquashedGaussian, mlp, repeat
 
 
-def test_each_member_of_an_ensemble_is_an_mlp():
+@pytest.mark.parametrize("rows", [5, CPU_ROWS])  # in one product, and member by member
+def test_each_member_of_an_ensemble_is_an_mlp(rows):
     torch.manual_seed(0)
     ensemble = CriticEnsemble(3, 4, 8, n_layers=3)
-    obs, actions = torch.randn(5, 7, 3), torch.randn(5, 7, 1)
+    obs, actions = torch.randn(rows, 7, 3), torch.randn(rows, 7, 1)
     values = ensemble(obs, actions)
-    assert values.shape == (3, 5, 7)
+    assert values.shape == (3, rows, 7)
     for i in range(3):
         single = mlp(4, 8, 3, 1)
         for linear, layer in zip(single[::2], ensemble.layers, strict=True):

@@ -10,9 +10,10 @@ import sys
 import zipfile
 
 import pytest
-from conftest import QUICK
+from conftest import small_settings
 
 from rcdt_agent import RCDT
+from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.checkpoint import META, TENSORS
 
 # A real user's script: dropout, critics and a checkpoint every five steps.
@@ -81,9 +82,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     assert ours[0] == theirs[0]  # every weight, optimiser moment, lambda and random state
 
 
-def test_saved_and_loaded_continues_as_if_nothing_happened(drivers):
-    whole = RCDT(**{**QUICK, "critic_start": 0.1}).learn(drivers, 40)
-    part = RCDT(**{**QUICK, "critic_start": 0.1})
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_saved_and_loaded_continues_as_if_nothing_happened(name, drivers):
+    kind = get_algorithm(name)
+    whole = kind(**small_settings(name)).learn(drivers, 40)
+    part = kind(**small_settings(name))
 
     def stop_at_17(_locals, _globals):
         return part.num_timesteps < 17
@@ -92,7 +95,7 @@ def test_saved_and_loaded_continues_as_if_nothing_happened(drivers):
     buffer = io.BytesIO()
     part.save(buffer)
     buffer.seek(0)
-    resumed = RCDT.load(buffer)
+    resumed = kind.load(buffer)
     assert (resumed.num_timesteps, resumed.total_steps) == (17, 40)
     resumed.learn(drivers, resume=True)
     one, two = io.BytesIO(), io.BytesIO()

@@ -16,12 +16,13 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from conftest import QUICK
+from conftest import QUICK, small_settings
 from stable_baselines3.common.utils import LinearSchedule
 from stable_baselines3.common.vec_env import SubprocVecEnv
 from test_training_guard import saved
 
 from rcdt_agent import BC, RCDT, load_agent
+from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.checkpoint import META
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.tasks.speed_limit import ENV_ID
@@ -195,9 +196,10 @@ def test_parameters_that_do_not_fit(agent, drivers, tmp_path):
 # ------------------------------------------------------------ learning-rate schedules
 
 
-@pytest.mark.parametrize("kind", [RCDT, BC])
-def test_a_learning_rate_as_a_function(kind, drivers):
-    agent = kind(preset="tiny", batch_size=16, seed=1, learning_rate=lambda left: 1e-3 * left)
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_learning_rate_as_a_function(name, drivers):
+    settings = {**small_settings(name), "learning_rate": lambda left: 1e-3 * left}
+    agent = get_algorithm(name)(**settings)
     agent.set_dataset(drivers)
     np.testing.assert_allclose(rates_of(agent), [1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
     # Four more: the progress is that of the whole training, as in stable-baselines3 with
@@ -239,13 +241,11 @@ def ways(agent):
     return {"deepcopy": copy.deepcopy(agent), "pickle": pickle.loads(pickle.dumps(agent))}
 
 
-@pytest.mark.parametrize("kind", [RCDT, BC])
+@pytest.mark.parametrize("name", ALGORITHMS)
 @pytest.mark.parametrize("stage", ["new", "with data", "trained", "loaded"])
-def test_copies_make_the_same_next_step(kind, stage, drivers):
-    settings = {"preset": "tiny", "batch_size": 16, "seed": 5, "total_steps": 9}
-    if kind is RCDT:
-        settings |= {"dropout": 0.1, "critic_start": 0.1, "cost_budget": 7.0, "embedding_size": 16}
-    agent = kind(gym.make(ENV_ID), **settings, verbose=0)
+def test_copies_make_the_same_next_step(name, stage, drivers):
+    kind = get_algorithm(name)
+    agent = kind(gym.make(ENV_ID), **small_settings(name), total_steps=9, verbose=0)
     if stage != "new":
         agent.set_dataset(drivers)
     if stage in ("trained", "loaded"):
@@ -256,9 +256,9 @@ def test_copies_make_the_same_next_step(kind, stage, drivers):
         agent = kind.load(buffer)
     copies = ways(agent)
     expected = saved(agent.learn(drivers, resume=True))
-    for name, other in copies.items():
+    for way, other in copies.items():
         assert type(other) is kind and other.seed == 5 and other.config == agent.config
-        assert saved(other.learn(drivers, resume=True)) == expected, name
+        assert saved(other.learn(drivers, resume=True)) == expected, way
 
 
 def test_copies_act_alike_and_are_independent(agent, drivers):

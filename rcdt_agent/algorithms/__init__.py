@@ -6,7 +6,11 @@ from typing import Any
 
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.bc import BC, BCSafe
+from rcdt_agent.algorithms.bcq_lag import BCQLag
+from rcdt_agent.algorithms.bear_lag import BEARLag
 from rcdt_agent.algorithms.caps import CAPS
+from rcdt_agent.algorithms.coptidice import COptiDICE
+from rcdt_agent.algorithms.cpq import CPQ
 from rcdt_agent.algorithms.files import checkpoint_path
 from rcdt_agent.algorithms.fisor import FISOR
 from rcdt_agent.algorithms.rcdt import RCDT
@@ -17,11 +21,15 @@ from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 __all__ = [
     "ALGORITHMS",
     "BC",
+    "CPQ",
+    "RCDT",
+    "BCQLag",
+    "BCSafe",
+    "BEARLag",
+    "COptiDICE",
+    "OfflineAlgorithm",
     "CAPS",
     "FISOR",
-    "RCDT",
-    "BCSafe",
-    "OfflineAlgorithm",
     "TraC",
     "get_algorithm",
     "load_agent",
@@ -31,6 +39,10 @@ ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
     "rcdt": RCDT,
     "bc": BC,
     "bc-safe": BCSafe,
+    "bcq-lag": BCQLag,
+    "bear-lag": BEARLag,
+    "cpq": CPQ,
+    "coptidice": COptiDICE,
     "trac": TraC,
     "fisor": FISOR,
     "caps": CAPS,

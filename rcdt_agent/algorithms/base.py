@@ -29,7 +29,7 @@ from rcdt_agent.algorithms.arguments import (
     split_learn_arguments,
 )
 from rcdt_agent.algorithms.saved import SavedAgent
-from rcdt_agent.algorithms.training import Metrics, global_rng_of, say, train
+from rcdt_agent.algorithms.training import Metrics, say, train
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
@@ -187,7 +187,8 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         self.total_steps = self.num_timesteps + steps
         if not self.training.ready:
             self._check_same_data(data)
-            with global_rng_of(self):  # networks that only training needs begin by the seed too
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed + 3)  # of networks that only training needs
                 self.setup(data)
             self.training.resume()
         self.make_logger(tb_log_name or type(self).__name__, new=reset_num_timesteps)

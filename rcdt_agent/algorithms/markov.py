@@ -272,14 +272,21 @@ class OneBudgetAlgorithm(MarkovAlgorithm[MarkovPolicyT, MarkovConfigT]):
     budgets = "one"
     config: Any  # of OneBudgetConfig; a subclass names its own
 
-    def cost_threshold(self, *, normalised: bool = False) -> float:
-        """The budget as `losses.cost_threshold`, in units of the scaled cost."""
+    def cost_threshold(self, *, normalised: bool = False, finite: bool | None = None) -> float:
+        """The budget as `losses.cost_threshold`, in units of the scaled cost.
+
+        Args:
+            normalised: As there.
+            finite: As there; None: critics stop at terminals only and look beyond a time limit,
+                so not, but the code of the published results takes it so.
+        """
         config = self.config
         return losses.cost_threshold(
             config.cost_budget * config.cost_scale,
             config.discount,
             self.policy.episode_length,
             normalised=normalised,
+            finite=config.as_published if finite is None else finite,
         )
 
 

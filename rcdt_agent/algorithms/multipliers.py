@@ -79,11 +79,11 @@ class LogMultiplier(nn.Module):
 
     LOG_RANGE = (-5.0, 5.0)
 
-    def __init__(self, step_size: float) -> None:
-        """Begin at 1."""
+    def __init__(self, step_size: float, *, start: float = 1.0) -> None:
+        """Begin at `start`."""
         super().__init__()
         self.step_size = step_size
-        self.register_buffer("log_value", torch.zeros(()))
+        self.register_buffer("log_value", torch.tensor(math.log(start)))
 
     @property
     def value(self) -> Tensor:

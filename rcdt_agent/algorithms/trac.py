@@ -218,10 +218,13 @@ class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
         return {"loss": loss.detach(), **metrics}
 
     def learning_rate_now(self) -> float:
-        """As scheduled, times the contrast's share once imitation is over."""
+        """The configuration's, times the contrast's share once imitation is over.
+
+        A function given as `learning_rate` is taken as it is in both phases.
+        """
         rate = super().learning_rate_now()
         done = self.num_timesteps - self.training.counters["imitation_steps"]
-        if done < 0:
+        if done < 0 or self.lr_schedule is not None:
             return rate
         return (
             rate
