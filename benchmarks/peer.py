@@ -41,8 +41,8 @@ class SilentLogger:
         pass
 
 
-def load_cdt() -> ModuleType:
-    """The peer's CDT, its logger replaced by a silent one."""
+def load_algorithm(name: str) -> ModuleType:
+    """The peer's `cdt`, `bcql`, `bearl`, `cpq` or `coptidice`, with a silent logger."""
     utils = ModuleType("fsrl.utils")
     utils.DummyLogger = utils.WandbLogger = SilentLogger  # type: ignore[attr-defined]
     stand_ins = {
@@ -55,7 +55,7 @@ def load_cdt() -> ModuleType:
     before = {name: sys.modules.get(name) for name in stand_ins}
     sys.modules.update(stand_ins)
     try:
-        return load("algorithms/cdt.py")
+        return load(f"algorithms/{name}.py")
     finally:
         for name, module in before.items():
             if module is None:
@@ -68,7 +68,7 @@ def make_cdt(
     observation_size: int, action_size: int, *, episode_length: int, env: Any = None, **sizes: Any
 ) -> Any:
     """The peer's trainer around its model, with the paper's sizes and its own other settings."""
-    module = load_cdt()
+    module = load_algorithm("cdt")
     settings = {
         "embedding_dim": 128, "num_layers": 3, "num_heads": 8, "seq_len": 10,
         "attention_dropout": 0.1, "residual_dropout": 0.1, "embedding_dropout": 0.1, **sizes,

@@ -65,10 +65,11 @@ class CriticEnsemble(nn.Module):
 
     def _member(self, index: int, x: Tensor) -> Tensor:
         """(B, 1) estimates of one member."""
-        *hidden, last = ((layer.bias[index], layer.weight[index]) for layer in self.layers)
-        for bias, weight in hidden:
-            x = torch.addmm(bias, x, weight).relu_()
-        return torch.addmm(last[0], x, last[1])
+        for layer in self.layers:
+            assert isinstance(layer, EnsembleLinear)
+            x = torch.addmm(layer.bias[index], x, layer.weight[index])
+            x = x if layer is self.layers[-1] else x.relu_()
+        return x
 
 
 class VAE(nn.Module):

@@ -232,8 +232,9 @@ def test_each_step_of_coptidice_moves_its_own_networks(drivers):
     first = normalizer.obs(agent.sampler.sample_initial_obs())
     parts = (agent.nu, agent.chi, agent.multipliers, agent.policy.actor)
     for step, expected in (
-        (lambda: agent.cost_step(batch, obs, next_obs, first), [False, True, True, False]),
+        (lambda: agent.cost_step(batch, obs, next_obs, first), [False, True, False, False]),
         (lambda: agent.nu_step(batch, obs, next_obs, first), [True, False, False, False]),
+        (lambda: agent.multiplier_step(*torch.ones(2)), [False, False, True, False]),
         (lambda: agent.actor_step(batch, obs, next_obs), [False, False, False, True]),
     ):
         before = [weights(part) for part in parts]

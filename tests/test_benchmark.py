@@ -282,6 +282,20 @@ def test_baselines_know_one_budget_or_each(file, drivers, tmp_path):
     assert first[0]["returns"] == pytest.approx(first[4]["returns"])  # deaf to the budget
     assert second[0]["returns"] == pytest.approx(first[0]["returns"])  # one policy at the smallest
     assert second[0]["returns"] != pytest.approx(second[4]["returns"])
+    said = "One policy for each budget, the others one for all: bc-safe-each."
+    tables = make_tables(results)
+    assert said in tables["main"] and said in tables["summary:SpeedLimit"]
+
+
+def test_an_algorithm_of_one_budget_is_trained_for_each(file, tmp_path):
+    assert run(tmp_path, file, ["coptidice+width=8", "coptidice+width=8+cost_budget=4"]) == []
+    results = collect_results(tmp_path)
+    each, fixed = (results["trainings"][cell["training"]] for cell in results["cells"])
+    assert (each["policies"], fixed["policies"], fixed["config"]["cost_budget"]) == (5, 1, 4)
+    folders = sorted(tmp_path.glob("cells/*/coptidice+width=8/seed-*/budget-*"))
+    budgets = [load_agent(folder).config.cost_budget for folder in folders]
+    assert sorted(budgets) == [2, 5, 10, 20, 40]
+    assert make_tables(results)["main"].count("one for all: coptidice+width=8.") == 1
 
 
 def test_a_failed_cell_does_not_lose_the_others(drivers, tmp_path):

@@ -153,7 +153,7 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
         self._actor_forward = self.compiled(policy.actor)
 
     def step(self) -> Metrics:
-        """Chi and tau, nu, lambda, actor, once each."""
+        """Chi, nu, lambda and tau, actor, once each."""
         batch = self.sampler.sample_transitions()
         normalizer = self.policy.normalizer
         obs, next_obs = normalizer.obs(batch.obs), normalizer.obs(batch.next_obs)
@@ -162,6 +162,7 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
             first = normalizer.obs(self.sampler.sample_initial_obs())
         metrics = self.cost_step(batch, obs, next_obs, first)
         metrics |= self.nu_step(batch, obs, next_obs, first)
+        metrics |= self.multiplier_step(metrics["cost_estimate"], metrics["cost_divergence"])
         metrics |= self.actor_step(batch, obs, next_obs)
         self.training.scaler.update()
         loss = metrics["nu_loss"] + metrics["chi_loss"] + metrics["actor_loss"]
@@ -206,8 +207,8 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
     def cost_step(
         self, batch: Transitions, obs: Tensor, next_obs: Tensor, first: Tensor | None
     ) -> Metrics:
-        """Fit chi, tau and lambda to an upper bound of what the weighted data cost a step."""
-        config, multipliers = self.config, self.multipliers
+        """Fit chi to an upper bound of what the weighted data cost a step."""
+        config = self.config
         costs = batch.costs * config.cost_scale
         with self.autocast():
             weights = self._weights(batch, obs, next_obs)
@@ -217,26 +218,27 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
                     self._initial(self.chi, batch, chi, first), weights, costs, chi, next_chi,
                     config.discount,
                 )  # fmt: skip
-                tilt = baseline_losses.dice_cost_weights(ell, multipliers.tau)
+                tilt = baseline_losses.dice_cost_weights(ell, self.multipliers.tau)
                 chi_loss = (tilt * ell).mean()
                 self.minimize("chi", chi_loss)
             else:
                 tilt, chi_loss = torch.ones_like(weights), torch.zeros_like(weights[0])
             tilt = tilt.detach()
-            estimate = (tilt * weights * costs).mean()
-            divergence = baseline_losses.dice_divergence(tilt)
-            threshold = self.cost_threshold(normalised=not config.as_published, finite=True)
-            # Both are descended: lambda rises above the threshold, tau beyond the bound.
-            lambda_loss = multipliers.lmbda * (threshold - estimate)
-            tau_loss = multipliers.tau * (config.cost_bound - divergence)
-        self.minimize("multipliers", lambda_loss + tau_loss)
         return {
             "chi_loss": chi_loss.detach(),
-            "cost_estimate": estimate,
-            "cost_divergence": divergence,
-            "lambda": multipliers.lmbda.detach(),
-            "tau": multipliers.tau.detach(),
+            "cost_estimate": (tilt * weights * costs).mean(),
+            "cost_divergence": baseline_losses.dice_divergence(tilt),
         }
+
+    def multiplier_step(self, cost_estimate: Tensor, divergence: Tensor) -> Metrics:
+        """Lambda rises where the cost is above the threshold, tau where it is beyond the bound."""
+        config, multipliers = self.config, self.multipliers
+        threshold = self.cost_threshold(normalised=not config.as_published, finite=True)
+        loss = multipliers.lmbda * (threshold - cost_estimate)
+        if config.cost_bound:
+            loss = loss + multipliers.tau * (config.cost_bound - divergence)
+        self.minimize("multipliers", loss)
+        return {"lambda": multipliers.lmbda.detach(), "tau": multipliers.tau.detach()}
 
     def nu_step(
         self, batch: Transitions, obs: Tensor, next_obs: Tensor, first: Tensor | None

@@ -87,12 +87,13 @@ def _make_train(
         Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
 
         A letter after a setting says where its value in preset `paper` is from: (P) the paper,
-        (C) the CDT code that it builds on, (Q) the Q-regularised transformer, (I) our inference.
+        (C) published code that it builds on, (Q) the Q-regularised transformer, (I) our inference.
         {None}|FLOAT takes a number or the word None.
 
         Args:
             data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
-            algorithm: rcdt, bc or bc-safe; the settings below are its own.
+            algorithm: rcdt, bc, bc-safe, bcq-lag, bear-lag, cpq or coptidice; the settings below
+                are its own.
             config: Settings of the algorithm; their defaults are the preset's and the variant's.
             preset: Sizes: as published, for two CPU cores in minutes, or for tests. auto: as
                 published with a GPU, cpu without.

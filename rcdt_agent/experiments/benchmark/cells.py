@@ -167,6 +167,7 @@ def train_cell(cell: Cell) -> None:
             "steps": first.config.total_steps,
             "seconds": round(time.monotonic() - started, 1),
             "resumed": resumed,
+            "policies": len(policies),
             "threads": torch.get_num_threads(),
             "config": first.config.to_dict(),
             "metrics": _last_metrics(first.run),

@@ -106,6 +106,7 @@ def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> 
         f"{results['protocol']['episodes']} episodes a budget. **Bold**: safe by the paper's rule, "
         f"normalised cost averaged over the budgets below 1. {STAR}: highest return among the safe."
     )
+    note += _one_a_budget(results, methods)
     return _table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
 
 
@@ -132,6 +133,7 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
         f"95 % bootstrap intervals over seeds and episodes. **Bold**: the mean cost is within the "
         f"budget at every budget. {STAR}: highest return among those."
     )
+    note += _one_a_budget(results, list(by_method))
     return _table(head, rows) + f"\n\n{note}"
 
 
@@ -290,6 +292,17 @@ def _sources(results: Results) -> str:
             f"{task['return_range'][1]:.4g}; budgets {', '.join(f'{b:g}' for b in task['budgets'])}"
         )
     return "\n".join(lines)
+
+
+def _one_a_budget(results: Results, methods: Sequence[str]) -> str:
+    """Which methods train a policy for every budget, as the end of a note."""
+    found = {
+        cell["method"]
+        for cell in results["cells"]
+        if results["trainings"].get(cell["training"], {}).get("policies", 1) > 1
+    }
+    names = ", ".join(method for method in methods if method in found)
+    return f" One policy for each budget, the others one for all: {names}." if names else ""
 
 
 def _pair(score: float, cost: float, safe: bool, best: bool) -> str:
