@@ -27,9 +27,10 @@ from rcdt_agent.config import VARIANTS
 from rcdt_agent.experiments.runs import RunOptions, start_run
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
-PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 ALL_PAGES = [*PAGES, ROOT / "README.md"]
-WITH_CODE = [page.name for page in PAGES if "```python\n" in page.read_text()]
+WITH_CODE = [str(page.relative_to(DOCS)) for page in PAGES if "```python\n" in page.read_text()]
 NEEDS_SIMULATOR = {"tasks.md"}
 
 
@@ -321,7 +322,7 @@ def test_the_site_builds_and_its_links_lead_somewhere(site):
     home = site / "index.html"
     reached = {(home.parent / urlsplit(link).path).resolve() for link in pages[home].links}
     for source in PAGES:  # every page was built, and the navigation leads to it
-        built = site / f"{source.stem}.html"
+        built = site / source.relative_to(DOCS).with_suffix(".html")
         assert built in pages and built in reached, source.name
 
 

@@ -87,7 +87,8 @@ def _make_train(
         Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
 
         A letter after a setting says where its value in preset `paper` is from: (P) the paper,
-        (C) published code that it builds on, (Q) the Q-regularised transformer, (I) our inference.
+        (C) the CDT code that it builds on, or a baseline's published code, (Q) the Q-regularised
+        transformer, (I) our inference.
         {None}|FLOAT takes a number or the word None.
 
         Args:
