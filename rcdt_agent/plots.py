@@ -254,8 +254,8 @@ def learning_curves(log: Sequence[dict[str, float]]) -> dict[str, tuple[str, ...
         for title, names in _CURVES
     }
     shown = {title: names for title, names in found.items() if names}
-    if not shown and any("train/loss" in row for row in log):
-        return {"loss": ("loss",)}
+    if "imitation" not in shown and any("train/loss" in row for row in log):
+        return {"loss": ("loss",), **shown}
     return shown
 
 
