@@ -93,8 +93,8 @@ def _make_train(
 
         Args:
             data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
-            algorithm: rcdt, bc, bc-safe, bcq-lag, bear-lag, cpq or coptidice; the settings below
-                are its own.
+            algorithm: rcdt, bc, bc-safe, bcq-lag, bear-lag, cpq, coptidice, trac, fisor or caps;
+                the settings below are its own.
             config: Settings of the algorithm; their defaults are the preset's and the variant's.
             preset: Sizes: as published, for two CPU cores in minutes, or for tests. auto: as
                 published with a GPU, cpu without.
