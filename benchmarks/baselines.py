@@ -1,11 +1,12 @@
 """BCQ-Lag, BEAR-Lag, CPQ and COptiDICE, ours `as_published` against the peer's.
 
-    python benchmarks/baselines.py FILE [--steps 100000] [--seeds 0 1 2] [--budget 20] [--json FILE]
+    python benchmarks/baselines.py FILE [--steps 100000] [--seeds 0 1 2] [--budget 20]
+        [--width 256] [--batch-size 512] [--json FILE]
 
-The same file, seeds, steps, batches' sizes and settings. The peer is given its batches by our
-sampler: its own loader, one transition at a time, is not timed. Steps alternate for the time; then
-each is trained to the end and rolled out on the same reset seeds. Means over seeds, and their
-standard deviation.
+The same file, seeds, steps, sizes and settings. Both are trained on batches of our sampler and
+rolled out on the same reset seeds: means over seeds, and their standard deviation. Steps alternate
+for the time, with the peer's batches from our sampler (the networks alone) and from its own loader
+(a step as its users run it).
 """
 
 from __future__ import annotations
@@ -31,10 +32,16 @@ PEER = {"bcq-lag": "bcql", "bear-lag": "bearl", "cpq": "cpq", "coptidice": "copt
 CLASS = {"bcql": "BCQL", "bearl": "BEARL", "cpq": "CPQ", "coptidice": "COptiDICE"}
 
 
+def sizes(name: str, options: argparse.Namespace) -> dict[str, int]:
+    """Sizes of ours, from which the peer's follow."""
+    vae = {} if name == "coptidice" else {"vae_width": round(options.width * 400 / 256)}
+    return {"width": options.width, "batch_size": options.batch_size, **vae}
+
+
 def make_ours(name: str, data: TrajectoryDataset, options: argparse.Namespace, seed: int) -> Any:
     agent = get_algorithm(name)(
         preset="paper", as_published=True, cost_budget=options.budget, seed=seed,
-        total_steps=options.steps, device="cpu",
+        total_steps=options.steps, device="cpu", **sizes(name, options),
     )  # fmt: skip
     agent.task = get_task(options.task)
     agent.set_dataset(data)
@@ -94,6 +101,20 @@ def peer_step(name: str, trainer: Any, config: Any, draw: Callable[[], Transitio
     return step
 
 
+def own_loader(data: TrajectoryDataset, config: Any) -> Callable[[], Any]:
+    """A function that draws a batch with the peer's own data set and torch's loader."""
+    done = np.zeros(data.n_transitions, dtype=np.float32)
+    done[data.offsets[1:] - 1] = 1.0
+    arrays = {
+        "observations": data.observations, "next_observations": data.observations,
+        "actions": data.actions, "rewards": data.rewards, "costs": data.costs,
+        "terminals": np.zeros_like(done), "timeouts": done,
+    }  # fmt: skip  # next observations are not right, but as many: only their time counts
+    transitions = peer.load("common/dataset.py").TransitionDataset(arrays)
+    loader = iter(torch.utils.data.DataLoader(transitions, batch_size=config.batch_size))
+    return lambda: next(loader)
+
+
 def roll_out(act: Callable[[Any], Any], env: Any, seeds: range) -> tuple[float, float]:
     """Mean return and cost of one episode a seed."""
     sums = []
@@ -126,9 +147,13 @@ def compare_seed(
     rounds = min(options.rounds, options.steps)
     state = torch.get_rng_state()
     row = timing.compare(f"{name}, seed {seed}", timed.step, theirs, rounds=rounds, wanted=2.0)
+    load = own_loader(data, agent.config)
+    users = timing.compare(
+        f"{name}, seed {seed}, own loader", timed.step, lambda: (load(), theirs()), rounds=rounds
+    )
     torch.set_rng_state(state)
     agent.learn(total_steps=options.steps)
-    for _ in range(max(options.steps - rounds - 1, 0)):  # what the timing has left
+    for _ in range(max(options.steps - 2 * (rounds + 1), 0)):  # what the timing has left
         theirs()
     env, seeds = make_env(options.task), range(1000 * seed, 1000 * seed + options.episodes)
     trainer.model.eval()
@@ -137,7 +162,7 @@ def compare_seed(
         "peer": roll_out(lambda obs: trainer.model.act(obs, True, True)[0], env, seeds),
     }
     env.close()
-    return {"name": name, "seed": seed, "time": row, **found}
+    return {"name": name, "seed": seed, "time": row, "own_loader": users, **found}
 
 
 def summary(runs: list[dict[str, Any]], who: str) -> str:
@@ -155,6 +180,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=PEER, default=list(PEER))
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--width", type=int, default=256)
+    parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--budget", type=float, default=20.0)
     parser.add_argument("--episodes", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=20, help="alternating steps that are timed")
@@ -165,17 +192,23 @@ def main() -> None:
         parser.error(f"{options.file} is not named after a task")
     options.task = task.id
     data = TrajectoryDataset.from_hdf5(options.file)
-    timing.heading(f"{task.name}, budget {options.budget:g}, {options.steps} steps, batch 512")
+    timing.heading(
+        f"{task.name}, budget {options.budget:g}, {options.steps} steps, "
+        f"width {options.width}, batch {options.batch_size}"
+    )
     lines, found = [], []
     for name in options.methods:
         runs = [compare_seed(name, data, options, seed) for seed in options.seeds]
         found += runs
-        faster = statistics.median(run["time"]["times_faster"] for run in runs)
-        lines.append(
-            f"| {name} | {summary(runs, 'ours')} | {summary(runs, 'peer')} | {faster:.1f} |"
-        )
-    print("\n| method | return, ours | cost, ours | return, peer | cost, peer | times faster |")
-    print("|---|---|---|---|---|---|")
+        faster = [
+            f"{statistics.median(run[key]['times_faster'] for run in runs):.1f}"
+            for key in ("time", "own_loader")
+        ]
+        cells = [name, summary(runs, "ours"), summary(runs, "peer"), *faster]
+        lines.append(f"| {' | '.join(cells)} |")
+    titles = ["return, ours", "cost, ours", "return, peer", "cost, peer"]
+    titles = ["method", *titles, "times faster", "with its loader"]
+    print(f"\n| {' | '.join(titles)} |\n|{'---|' * len(titles)}")
     print("\n".join(lines))
     if options.json:
         options.json.write_text(json.dumps(found, indent=2))
