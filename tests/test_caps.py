@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rcdt_agent import CAPS, TrajectoryDataset, load_agent
-from rcdt_agent.algorithms.caps import pessimistic_values
 from rcdt_agent.errors import InvalidArgumentError, StateError
+from rcdt_agent.networks import twin_values
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 from rcdt_agent.weighted_losses import advantage_weights, choose_head, head_weights
 
@@ -40,7 +40,7 @@ def test_switch_by_hand():
 
 
 def test_pessimism_is_less_reward_and_more_cost():
-    reward, cost = pessimistic_values(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    reward, cost = twin_values(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
     assert reward.item() == 1.0 and cost.item() == 4.0
 
 
@@ -132,8 +132,8 @@ def test_the_spent_budget_switches_to_the_careful_head(drivers):
     poor, _ = agent.predict(obs, agent.begin(n, cost_budget=0.0, target_return=0.0))
     critics = agent.policy.critics
     rows = agent.policy.normalizer.obs(torch.from_numpy(obs))
-    reward_rich, cost_rich = pessimistic_values(critics(rows, torch.from_numpy(rich)))
-    reward_poor, cost_poor = pessimistic_values(critics(rows, torch.from_numpy(poor)))
+    reward_rich, cost_rich = twin_values(critics(rows, torch.from_numpy(rich)))
+    reward_poor, cost_poor = twin_values(critics(rows, torch.from_numpy(poor)))
     assert (cost_poor <= cost_rich + 1e-5).all() and (reward_rich >= reward_poor - 1e-5).all()
     assert (rich - poor).mean() > 0.2  # it brakes
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from rcdt_agent import FISOR, TrajectoryDataset
-from rcdt_agent.algorithms.fisor import pessimistic_values
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.networks import twin_values
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 from rcdt_agent.weighted_losses import feasibility_target, feasibility_weights
 
@@ -39,7 +39,7 @@ def test_feasibility_weights_by_hand():
 
 
 def test_pessimism_is_less_reward_and_more_violation():
-    q, q_h = pessimistic_values(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+    q, q_h = twin_values(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
     assert q.item() == 1.0 and q_h.item() == 4.0
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rcdt_agent import losses
+from rcdt_agent import losses, schedules
 
 MASK = torch.tensor([[True, True], [True, False]])
 
@@ -158,12 +158,12 @@ def test_pessimism_by_hand():
 def test_target_rate_lets_short_trainings_converge():
     """The share of the error that soft targets leave, (1 - tau (1 - discount)) ** steps."""
     for n_steps in (1_500, 9_000, 150_000):
-        rate = losses.target_rate(n_steps, 0.99)
+        rate = schedules.target_rate(n_steps, 0.99)
         assert (1 - rate * 0.01) ** n_steps < 0.01
-    assert losses.target_rate(150_000, 0.99) == 0.01  # the paper's
-    assert losses.target_rate(9_000, 0.99) == pytest.approx(5 / 90)
+    assert schedules.target_rate(150_000, 0.99) == 0.01  # the paper's
+    assert schedules.target_rate(9_000, 0.99) == pytest.approx(5 / 90)
     assert (1 - 0.01 * 0.01) ** 9_000 > 0.4  # what the paper's rate would leave there
-    assert losses.target_rate(10, 0.99) == 1.0
+    assert schedules.target_rate(10, 0.99) == 1.0
 
 
 def test_cost_excess_counts_only_what_is_beyond():
@@ -240,15 +240,15 @@ def test_expectile_loss_by_hand():
 
 def test_learning_rate_by_hand():
     settings = {"peak": 2.0, "warmup_steps": 3, "total_steps": 100, "final_share": 0.1}
-    assert losses.learning_rate(0, **settings) == pytest.approx(2.0 / 4)
-    assert losses.learning_rate(50, **settings) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
-    assert losses.learning_rate(100, **settings) == pytest.approx(0.2)
-    assert losses.learning_rate(500, **settings) == pytest.approx(0.2)
+    assert schedules.learning_rate(0, **settings) == pytest.approx(2.0 / 4)
+    assert schedules.learning_rate(50, **settings) == pytest.approx(2.0 * (0.1 + 0.9 / 2))
+    assert schedules.learning_rate(100, **settings) == pytest.approx(0.2)
+    assert schedules.learning_rate(500, **settings) == pytest.approx(0.2)
     constant = {**settings, "final_share": 1.0}
-    assert [losses.learning_rate(s, **constant) for s in (3, 50, 500)] == [2.0] * 3
+    assert [schedules.learning_rate(s, **constant) for s in (3, 50, 500)] == [2.0] * 3
 
 
 def test_early_averages_of_weights_forget_faster():
-    assert losses.ema_rate(0, 0.998) == pytest.approx(0.9)  # 1 - 1 / 10
-    assert losses.ema_rate(90, 0.998) == pytest.approx(0.09)  # 1 - 91 / 100
-    assert losses.ema_rate(1_000_000, 0.998) == pytest.approx(0.002)
+    assert schedules.ema_rate(0, 0.998) == pytest.approx(0.9)  # 1 - 1 / 10
+    assert schedules.ema_rate(90, 0.998) == pytest.approx(0.09)  # 1 - 91 / 100
+    assert schedules.ema_rate(1_000_000, 0.998) == pytest.approx(0.002)

@@ -258,7 +258,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         fixed = "no cost budget" if own is None else f"the cost budget {own:g} only"
         raise InvalidArgumentError(
             f"`set_cost_budget`: {name} serves {fixed}, got {k!r}. "
-            f"Algorithms of `budgets = \"any\"`, such as RCDT, serve every budget with one model"
+            f"RCDT and CAPS (`budgets = \"any\"`) serve every budget with one model"
             + (f"; of {name}, train one model a budget: {name}(cost_budget={k!r})."
                if self.budgets == "one" else ".")
         )  # fmt: skip

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from rcdt_agent import losses
+from rcdt_agent import schedules
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
 from rcdt_agent.algorithms.arguments import (
     check_log_interval,
@@ -219,7 +219,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         """The policy's learning rate at this step: `lr_schedule`, or the configuration's."""
         if self.lr_schedule is not None:
             return scheduled_rate(self.lr_schedule, 1 - self.num_timesteps / self.total_steps)
-        return losses.learning_rate(
+        return schedules.learning_rate(
             self.num_timesteps,
             peak=self.config.learning_rate,
             warmup_steps=self.config.warmup_steps,

@@ -24,15 +24,14 @@ from rcdt_agent.algorithms.markov import (
 )
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.base_config import Rule, check_fields
-from rcdt_agent.critics import target_network, update_target
+from rcdt_agent.critics import TWINS, target_network, update_target
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.checks import check_budget
 from rcdt_agent.deploy.conditioning import beyond_all_costs, too_few_within
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.networks import CriticEnsemble, mlp
+from rcdt_agent.networks import CriticEnsemble, mlp, twin_values
 
-TWINS = 2
 LOG_STD_RANGE = (-5.0, 2.0)
 
 
@@ -152,7 +151,7 @@ class CAPSPolicy(MarkovPolicy):
             noise = torch.randn(actions.shape, generator=generator).to(actions.device)
             spread = self.log_std.clamp(*LOG_STD_RANGE).exp()[:, None]
             actions = (actions + spread * noise).clamp(-1.0, 1.0)
-        reward, cost = pessimistic_values(self.critics(rows.expand(self.n_heads, -1, -1), actions))
+        reward, cost = twin_values(self.critics(rows.expand(self.n_heads, -1, -1), actions))
         head = weighted_losses.choose_head(reward, cost, allowance)
         chosen: Tensor = actions[head, torch.arange(len(obs), device=obs.device)]
         return chosen
@@ -266,7 +265,7 @@ class CAPS(AnyBudget[CAPSPolicy, CAPSConfig], MarkovAlgorithm[CAPSPolicy, CAPSCo
         ends = batch.ends if config.as_published else batch.terminals
         with self.autocast():
             with torch.no_grad():
-                q, q_c = pessimistic_values(policy.critics(obs, actions))
+                q, q_c = twin_values(policy.critics(obs, actions))
             v, v_c = self.values(obs)
             value_loss = losses.expectile_loss(q - v, config.expectile)
             least = 1 - config.cost_expectile  # of the cost itself, not negated
@@ -306,8 +305,3 @@ class CAPS(AnyBudget[CAPSPolicy, CAPSConfig], MarkovAlgorithm[CAPSPolicy, CAPSCo
             log_prob = losses.gaussian_log_prob(actions.expand_as(means), means, log_std)
             loss = -(weights * log_prob).mean()
         return loss, {"reward_weight": w_r.mean(), "cost_weight": w_c.mean()}
-
-
-def pessimistic_values(estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """The smaller value of reward and the larger of cost, (...,), of the twins of both (4, ...)."""
-    return estimates[:TWINS].amin(0), estimates[TWINS:].amax(0)

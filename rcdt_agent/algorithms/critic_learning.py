@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rcdt_agent import losses
+from rcdt_agent import losses, schedules
 from rcdt_agent._types import BoolArray
 from rcdt_agent.algorithms.budgets import BudgetConditioned
 from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories
@@ -68,7 +68,7 @@ class CriticLearning(BudgetConditioned):
         if self.config.target_rate is not None:
             return self.config.target_rate
         n_steps = self.total_steps - self.training.counters["critic_start"]
-        return losses.target_rate(n_steps, max(self.config.discount, self.config.cost_discount))
+        return schedules.target_rate(n_steps, max(self.config.discount, self.config.cost_discount))
 
     @property
     def signals_that_act(self) -> tuple[str, ...]:

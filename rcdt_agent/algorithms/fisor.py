@@ -23,15 +23,14 @@ from rcdt_agent.algorithms.markov import (
 )
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.base_config import Rule, check_fields
-from rcdt_agent.critics import target_network, update_target
+from rcdt_agent.critics import TWINS, target_network, update_target
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.transitions import Transitions
 from rcdt_agent.diffusion import DiffusionActor, NoiseNetwork, denoising_loss
-from rcdt_agent.networks import CriticEnsemble
+from rcdt_agent.networks import CriticEnsemble, twin_values
 
 SAFE_VIOLATION = -1.0
 """h of a step that costs nothing."""
-TWINS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +181,7 @@ class FISORPolicy(MarkovPolicy):
             noise = torch.randn(steps, n, self.n_candidates, size_a, generator=generator)
         rows = self.normalizer.obs(obs).repeat_interleave(self.n_candidates, dim=0)
         candidates = self.actor.denoise(rows, noise.flatten(1, 2).to(obs.device))  # (N * C, A)
-        _, violations = pessimistic_values(self.critics(rows, candidates))
+        _, violations = twin_values(self.critics(rows, candidates))
         least = violations.view(n, -1).argmin(1)
         return candidates.view(n, -1, size_a)[torch.arange(n, device=obs.device), least]
 
@@ -253,7 +252,7 @@ class FISOR(MarkovAlgorithm[FISORPolicy, FISORConfig]):
         config = self.config
         with self.autocast():
             v, v_h = self.values(obs)
-            q, q_h = pessimistic_values(self.policy.critics(obs, actions))
+            q, q_h = twin_values(self.policy.critics(obs, actions))
         weights = weighted_losses.feasibility_weights(
             q - v,
             q_h,
@@ -272,7 +271,7 @@ class FISOR(MarkovAlgorithm[FISORPolicy, FISORConfig]):
         ends = batch.ends if config.as_published else batch.terminals
         with self.autocast():
             with torch.no_grad():
-                q, q_h = pessimistic_values(policy.critics(obs, actions))
+                q, q_h = twin_values(policy.critics(obs, actions))
             v, v_h = self.values(obs)
             value_loss = losses.expectile_loss(q - v, config.expectile)
             least = 1 - config.violation_expectile  # reversed: the violation is to be small
@@ -293,11 +292,6 @@ class FISOR(MarkovAlgorithm[FISORPolicy, FISORConfig]):
         self.training.scaler.update()
         update_target(policy.critics, self.critics, config.target_rate)
         return {"value_loss": value_loss.detach(), "critic_loss": critic_loss.detach()}
-
-
-def pessimistic_values(estimates: Tensor) -> tuple[Tensor, Tensor]:
-    """The smaller Q and the larger Q_h, each (...,), of the twins of both (4, ...)."""
-    return estimates[:TWINS].amin(0), estimates[TWINS:].amax(0)
 
 
 def _part(batch: Transitions, first: int, size: int) -> Transitions:

@@ -10,7 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent import losses
+from rcdt_agent import losses, schedules
 from rcdt_agent.algorithms.critic_learning import CHECK_EVERY, CriticLearning, add_terms
 from rcdt_agent.algorithms.multipliers import Multipliers
 from rcdt_agent.algorithms.training import Metrics
@@ -113,7 +113,7 @@ class RCDT(CriticLearning):
                 metrics |= self.check_critics()
         metrics |= self.policy_step(batch, signals=self.signals_that_act if active else ())
         if self.config.ema_decay:
-            rate = losses.ema_rate(self.num_timesteps, self.config.ema_decay)
+            rate = schedules.ema_rate(self.num_timesteps, self.config.ema_decay)
             update_target(self.policy.transformer, self.online, rate)
         self.training.scaler.update()
         return metrics

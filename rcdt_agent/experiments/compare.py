@@ -9,6 +9,7 @@ import numpy as np
 
 from rcdt_agent._io import file_lock
 from rcdt_agent.algorithms import ALGORITHMS
+from rcdt_agent.config import DEFAULT_VARIANT
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 from rcdt_agent.experiments.benchmark.data import TaskData, prepare_data
@@ -19,8 +20,12 @@ from rcdt_agent.experiments.benchmark.runner import plan
 from rcdt_agent.experiments.sources import environment_spaces
 from rcdt_agent.tasks.registry import Task, get_task, guess_task
 
-DEFAULT_METHODS = ("rcdt", "cdt", *(name for name in ALGORITHMS if name != "rcdt"))
-"""RCDT, the CDT it builds on, and every other algorithm."""
+DEFAULT_METHODS = (
+    DEFAULT_VARIANT,
+    "cdt",
+    *(name for name in ALGORITHMS if name != "rcdt"),
+)
+"""RCDT with its default components, the CDT it builds on, and every other algorithm."""
 N_BUDGETS = 3
 HOLDOUT = 0.2
 """Share of trajectories that are kept from training where there is no environment."""
