@@ -14,7 +14,7 @@ from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import evaluate_budgets
 from rcdt_agent.experiments.benchmark import collect_results
 from rcdt_agent.experiments.compare import DEFAULT_METHODS, choose_budgets, parse_methods
-from rcdt_agent.experiments.comparison_page import Table, comparison_table
+from rcdt_agent.experiments.comparison_page import Table, _number, comparison_table
 from rcdt_agent.experiments.offline import imitation_error
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.speed_limit import ENV_ID
@@ -80,7 +80,8 @@ def test_table_picture_page_and_resumption(file, drivers, tmp_path, capsys):
     report = evaluate_budgets(agent.learn(total_steps=12), ENV_ID, (2, 10, 40), n_episodes=2)
     for ours, theirs in zip(cell["evaluation"]["results"], report.results, strict=True):
         np.testing.assert_allclose(ours["returns"], theirs.returns, atol=1e-3)
-    assert f"{report.results[0].mean_return:.4g} [" in rows["bc"]
+    first = report.results[0]
+    assert f"{first.mean_return:.3g} / {first.mean_cost:.3g}" in rows["bc"]
     assert cell["command"].startswith("rcdt compare ") and "--task SpeedLimit" in cell["command"]
     # Again with one more method: nothing is trained twice.
     before = {path: path.stat().st_mtime_ns for path in out.glob("cells/**/*.zip")}
@@ -160,3 +161,10 @@ def test_a_table_as_text_markdown_and_page():
     assert table.as_text() == "a    bb\nx<y  1\n\nnote"
     assert table.as_markdown() == "| a | bb |\n| --- | --- |\n| x<y | 1 |\n\nnote"
     assert "<td>x&lt;y</td>" in table.as_html()
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1439.4, "1439"), (-99.96, "-100"), (54.42, "54.4"), (0.004, "0")]
+)
+def test_numbers_of_the_table(value, text):
+    assert _number(value) == text

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from rcdt_agent._io import atomic_write, read_json, write_text
+from rcdt_agent.config import DEFAULT_VARIANT
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.methods import Method
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers, plot_methods
@@ -45,7 +46,7 @@ class Table:
 
     Attributes:
         head: Names of the columns.
-        rows: As many cells each.
+        rows: As many cells each; a cell may have a second line.
         note: What the numbers are, and what follows from them.
     """
 
@@ -55,7 +56,12 @@ class Table:
 
     def as_text(self) -> str:
         """Columns of equal width."""
-        lines = [self.head, *self.rows]
+        lines: list[Sequence[str]] = [self.head]
+        for row in self.rows:
+            parts = [cell.partition("\n") for cell in row]
+            lines.append([first for first, _, _ in parts])
+            if any(second for _, _, second in parts):
+                lines.append([second for _, _, second in parts])
         widths = [max(len(line[i]) for line in lines) for i in range(len(self.head))]
         padded = [
             "  ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) for line in lines
@@ -64,7 +70,8 @@ class Table:
 
     def as_markdown(self) -> str:
         """A pipe table."""
-        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        rows = [[cell.replace("\n", " ") for cell in row] for row in self.rows]
+        lines = [self.head, ["---"] * len(self.head), *rows]
         return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", self.note])
 
     def as_html(self) -> str:
@@ -92,8 +99,8 @@ def comparison_table(results: Results) -> Table:
     for summary in found:
         method = Method.from_dict(results["methods"][summary.method])
         cells = [
-            f"{b.mean_return:.4g} {_span(b.return_interval)} / {b.mean_cost:.3g} "
-            f"{_span(b.cost_interval)}" + ("" if b.passed else " !")
+            f"{_number(b.mean_return)} / {_number(b.mean_cost)}{'' if b.passed else ' !'}\n"
+            f"{_span(b.return_interval)} / {_span(b.cost_interval)}"
             for b in summary.budgets
         ]
         name = summary.method + (" *" if summary.method == best else "")
@@ -109,6 +116,8 @@ def comparison_table(results: Results) -> Table:
         )
         + " Methods of one budget were trained once for each."
     )
+    if DEFAULT_VARIANT in results["methods"]:
+        note += f" {DEFAULT_VARIANT} is RCDT with its default components."
     return Table(head=head, rows=rows, note=note)
 
 
@@ -202,5 +211,12 @@ def _summaries(results: Results, label: str) -> list[MethodSummary]:
     return [summary for summary in found if summary is not None]
 
 
+def _number(value: float) -> str:
+    """Three digits, all of them above 100; what is next to nothing is zero."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}" if abs(value) >= 0.01 else "0"
+
+
 def _span(interval: tuple[float, float]) -> str:
-    return f"[{interval[0]:.3g}, {interval[1]:.3g}]"
+    return f"[{_number(interval[0])}, {_number(interval[1])}]"
