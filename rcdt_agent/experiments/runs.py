@@ -192,20 +192,20 @@ def open_agent(path: Path) -> AnyAlgorithm:
 
 
 def open_budget_conditioned(path: Path, purpose: str) -> BudgetConditioned:
-    """The agent of a run folder or of a checkpoint, if it serves any cost budget.
+    """The agent of a run folder or of a checkpoint, if tokens tell it the budget.
 
     Args:
         path: Run folder or checkpoint.
         purpose: What it would be, for the message: such as "exported".
 
     Raises:
-        InvalidArgumentError: Its algorithm serves one budget, or none.
+        InvalidArgumentError: Its algorithm has no such tokens.
     """
     agent = open_agent(path)
     if not isinstance(agent, BudgetConditioned):
         raise InvalidArgumentError(
-            f"{path} holds a {type(agent).__name__}: only algorithms that serve any cost budget "
-            f"can be {purpose}."
+            f"{path} holds a {type(agent).__name__}: only agents that are told the cost budget by "
+            f"tokens (RCDT and its variants) can be {purpose}."
         )
     return agent
 
