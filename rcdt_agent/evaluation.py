@@ -47,6 +47,8 @@ class BudgetResult:
         passed: Mean cost <= budget.
         over_budget: Share of episodes that cost more than the budget.
         interventions: Share of steps at which the critic shield replaced the policy's action.
+        ended_early: Share of episodes that the task ended, by a fall or a crash (or a goal that was
+            reached), before the time limit did.
     """
 
     budget: float
@@ -62,6 +64,7 @@ class BudgetResult:
     passed: bool
     over_budget: float
     interventions: float = 0.0
+    ended_early: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +96,8 @@ class BudgetReport:
             f"{'budget':>8} {'return':>18} {'cost':>18} {'norm. return':>13} {'norm. cost':>11} "
             f"{'kept':>5} {'episodes over':>14}"
         )
-        lines = [head]
+        early = any(r.ended_early for r in self.results)
+        lines = [head + (f" {'ended early':>12}" if early else "")]
         for r in self.results:
             half_return = (r.return_interval[1] - r.return_interval[0]) / 2
             half_cost = (r.cost_interval[1] - r.cost_interval[0]) / 2
@@ -102,6 +106,7 @@ class BudgetReport:
                 f"{r.budget:>8g} {r.mean_return:>10.2f} ± {half_return:<5.2f} "
                 f"{r.mean_cost:>10.2f} ± {half_cost:<5.2f} {r.normalized_return:>13.3f} "
                 f"{cost:>11} {'yes' if r.passed else 'no':>5} {r.over_budget:>14.0%}"
+                + (f" {r.ended_early:>12.0%}" if early else "")
             )
         episodes = len(self.results[0].returns)
         lines.append(
@@ -171,7 +176,7 @@ def evaluate_budgets(
     ]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
-        returns, costs, shielded = _roll_out(
+        returns, costs, shielded, early = _roll_out(
             agent, venv, queues, budgets, targets, n_episodes, deterministic, progress_bar
         )
     finally:
@@ -179,7 +184,7 @@ def evaluate_budgets(
             venv.close()
     score_range, source = _reference(agent)
     results = tuple(
-        _summarize(budget, target, returns[i], costs[i], score_range, seed, shielded[i])
+        _summarize(budget, target, returns[i], costs[i], score_range, seed, shielded[i], early[i])
         for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
     )
     return BudgetReport(
@@ -207,14 +212,16 @@ def _roll_out(
     n_episodes: int,
     deterministic: bool,
     progress_bar: bool,
-) -> tuple[Float64Array, Float64Array, Float64Array]:
-    """Returns and costs (budgets, episodes), and the shield's share of all steps (budgets,).
+) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
+    """Returns and costs (budgets, episodes).
+
+    Then the shield's share of all steps, and the share of episodes that ended early (budgets,).
 
     Environment i works off queue i of (budget, episode). Rewards and costs are summed here, from
     the steps.
     """
     n = len(queues)
-    returns, costs, steps, shielded = np.zeros((4, len(budgets), n_episodes))
+    returns, costs, steps, shielded, early = np.zeros((5, len(budgets), n_episodes))
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
@@ -240,6 +247,7 @@ def _roll_out(
                 shielded[job] += replaced[i]
             for i in np.flatnonzero(dones & active):
                 bar.update()
+                early[queues[i][place[i]]] = not infos[i].get("TimeLimit.truncated", False)
                 place[i] += 1
                 active[i] = place[i] < len(queues[i])
                 if active[i]:
@@ -247,7 +255,7 @@ def _roll_out(
             starts = dones.copy()
             if dones.any() and isinstance(state, AgentState):
                 state = state.with_targets(asked[current], allowed[current])
-    return returns, costs, shielded.sum(1) / steps.sum(1)
+    return returns, costs, shielded.sum(1) / steps.sum(1), early.mean(1)
 
 
 def _summarize(
@@ -258,6 +266,7 @@ def _summarize(
     return_range: tuple[float, float],
     seed: int,
     interventions: float,
+    ended_early: float,
 ) -> BudgetResult:
     mean_return, mean_cost = float(returns.mean()), float(costs.mean())
     return BudgetResult(
@@ -274,6 +283,7 @@ def _summarize(
         passed=bool(mean_cost <= budget),
         over_budget=float(np.mean(costs > budget)),
         interventions=float(interventions),
+        ended_early=float(ended_early),
     )
 
 

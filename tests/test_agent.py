@@ -18,7 +18,7 @@ from rcdt_agent.errors import (
     TrainingError,
     UnknownTaskError,
 )
-from rcdt_agent.losses import learning_rate
+from rcdt_agent.schedules import learning_rate
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 

@@ -250,3 +250,29 @@ def test_an_environment_without_cost(agent):
 
     with pytest.raises(InvalidArgumentError, match="reported no cost"):
         agent.evaluate(lambda: Costless(gym.make(ENV_ID)), [5], 1)
+
+
+class FallsOnOddSeeds(gym.Wrapper):
+    """Ends by itself after ten steps if it was reset with an odd seed."""
+
+    def reset(self, *, seed=None, options=None):
+        self.steps, self.falls = 0, (seed or 0) % 2 == 1
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        self.steps += 1
+        return obs, reward, terminated or (self.falls and self.steps == 10), truncated, info
+
+
+def test_episodes_that_end_early_are_counted(agent):
+    report = evaluate_budgets(
+        agent, lambda: FallsOnOddSeeds(gym.make(ENV_ID)), [5, 20], n_episodes=4, n_envs=3, seed=1
+    )
+    assert [result.ended_early for result in report.results] == [0.5, 0.5]
+    head, *rows = report.as_table().splitlines()
+    assert head.endswith("ended early")
+    assert all(row.endswith("50%") for row in rows[:2])
+    whole = evaluate_budgets(agent, ENV_ID, [5], n_episodes=2)
+    assert whole.results[0].ended_early == 0.0  # a time limit is no fall
+    assert "ended early" not in whole.as_table()

@@ -156,6 +156,8 @@ def _budgets(contents: _Contents) -> str:
     }
     if any(r.get("interventions") for r in results):
         columns["steps shielded"] = lambda r: f"{r['interventions']:.1%}"
+    if any(r.get("ended_early") for r in results):
+        columns["ended early"] = lambda r: f"{r['ended_early']:.0%}"
     if report["env"] == ENV_ID:
         columns["of the optimum"] = lambda r: (
             f"{r['mean_return'] / optimal_return(r['budget']):.0%}"
