@@ -24,7 +24,7 @@ $(STAMP): $(INPUTS)
 	$(BIN)/rcdt install-simulators
 	touch $@
 
-quick: $(STAMP)  ## The fast tests, in less than two minutes
+quick: $(STAMP)  ## The fast tests, in about three minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow and not simulator"
 
 test: $(STAMP)  ## All tests, in two processes
