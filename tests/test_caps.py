@@ -136,6 +136,13 @@ def test_the_spent_budget_switches_to_the_careful_head(drivers):
     reward_poor, cost_poor = twin_values(critics(rows, torch.from_numpy(poor)))
     assert (cost_poor <= cost_rich + 1e-5).all() and (reward_rich >= reward_poor - 1e-5).all()
     assert (rich - poor).mean() > 0.2  # it brakes
+    # Without an episode nothing is known to be left: the least costly head, too.
+    with torch.no_grad():
+        alone = agent.policy.act(
+            torch.from_numpy(obs), generator=torch.Generator(), deterministic=True
+        )
+    least = critics(rows.expand(4, -1, -1), agent.policy(rows))[2:].amax(0).amin(0)
+    torch.testing.assert_close(twin_values(critics(rows, alone))[1], least)
 
 
 def test_dropped_states_uncovered_budgets_and_bad_settings(drivers):

@@ -131,8 +131,9 @@ class CAPSPolicy(MarkovPolicy):
         return losses.cost_allowance(left, steps_left, self.discount)
 
     def act(self, obs: Tensor, *, generator: torch.Generator, deterministic: bool) -> Tensor:
-        """Not used: the agent acts on episodes, at what is left of their budgets."""
-        raise NotImplementedError
+        """The least costly head's actions: without an episode nothing is left of any budget."""
+        nothing = torch.full((len(obs),), -torch.inf, device=obs.device)
+        return self.switch(obs, nothing, generator=generator, deterministic=deterministic)
 
     def switch(
         self, obs: Tensor, allowance: Tensor, *, generator: torch.Generator, deterministic: bool
