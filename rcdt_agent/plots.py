@@ -242,6 +242,7 @@ def _colours(n: int) -> Any:
 _CURVES = (
     ("imitation", ("nll", "weighted_nll", "entropy")),
     ("critics: TD loss", ("q_loss", "cost_loss")),
+    ("critics: held-out error", ("q_error", "cost_error")),
     ("critics: value of the policy's actions", ("q_policy", "cost_policy")),
     ("lambda", ("lambda",)),
 )

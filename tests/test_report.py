@@ -97,10 +97,11 @@ def test_all_parts_are_there(run):
     page = Tags(text)
     assert page.headings == [
         "SpeedLimit", "Budgets", "Frontier", "Calibration", "Training data", "Learning curves",
-        "Imitation", "Critics: TD loss", "Critics: value of the policy's actions", "Lambda",
-        "Made by", "Configuration", "Versions",
+        "Imitation", "Critics: TD loss", "Critics: held-out error",
+        "Critics: value of the policy's actions", "Lambda", "Made by", "Configuration", "Versions",
     ]  # fmt: skip
     assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
+    assert "acts while this is below 1" in text and "cost_error" in text
     changed, same, versions = page.tables[1:]
     assert changed[0] == ["setting", "value", "default of preset tiny and variant rcdt"]
     assert sorted(changed[1:]) == [  # against what `rcdt train --preset tiny --help` shows
@@ -111,7 +112,7 @@ def test_all_parts_are_there(run):
     for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
         assert words in text  # the pictures' letters are text, which can be searched and read out
     drawings = re.findall(r"<svg role=.*?</svg>", text, flags=re.DOTALL)
-    assert len(drawings) == 7
+    assert len(drawings) == 8
     for drawing in drawings:  # axes and letters take the page's colour, by day and by night
         assert "currentColor" in drawing
         assert not re.search(r"#000000|#010203|#ffffff|: (black|white)", drawing)

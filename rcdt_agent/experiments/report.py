@@ -211,7 +211,7 @@ def _curves(contents: _Contents) -> str:
     with page_style():
         for i, (title, names) in enumerate(curves.items()):
             svg = to_svg(plot_learning_curve(contents.log, names), f"curve{i}")
-            caption = _LAMBDA_AT_ZERO if _is_zero(contents.log, names) else ""
+            caption = _caption(contents.log, names)
             panels.append(html_figure(title[0].upper() + title[1:], caption, svg, level=3))
     note = "Means over the steps between two log entries."
     return f"<div class=grid>{''.join(panels)}</div><p class=note>{note}</p>"
@@ -223,9 +223,17 @@ _LAMBDA_AT_ZERO = (
 )
 
 
-def _is_zero(log: list[dict[str, float]], names: Sequence[str]) -> bool:
-    """Whether these are the curves of lambda, and it never left zero."""
-    return "lambda" in names and not any(row.get("train/lambda") for row in log)
+_HELD_OUT = (
+    "In standard deviations of the sums that followed on trajectories the critics never saw. A "
+    "critic's term acts while this is below 1, where the critic is better than a constant."
+)
+
+
+def _caption(log: list[dict[str, float]], names: Sequence[str]) -> str:
+    """What a reader should know of these curves; empty for most."""
+    if "lambda" in names and not any(row.get("train/lambda") for row in log):
+        return _LAMBDA_AT_ZERO
+    return _HELD_OUT if {"q_error", "cost_error"} & set(names) else ""
 
 
 def _data(contents: _Contents) -> str:
