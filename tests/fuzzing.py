@@ -201,10 +201,11 @@ def zip_trick(kind: str, base: bytes) -> bytes:
         return zipped([(META, json.dumps(meta).encode()), (TENSORS, members[TENSORS])])
     if kind == "negative length":
         meta = json.loads(members[META])
-        if "episode_length" in meta["policy"]:
-            rows = meta["policy"]["episode_length"] + meta["config"]["context_length"]
+        # Where there is a context, it makes up for the missing steps.
+        rows = meta["policy"]["episode_length"] + meta["config"].get("context_length", 0)
+        if "context_length" in meta["config"]:
             meta["config"]["context_length"] = 2**40
-            meta["policy"]["episode_length"] = rows - 2**40
+        meta["policy"]["episode_length"] = rows - 2**40
         return zipped([(META, json.dumps(meta).encode()), (TENSORS, members[TENSORS])])
     out = bytearray(base)
     directory = out.index(b"PK\x01\x02")

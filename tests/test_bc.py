@@ -135,3 +135,13 @@ def test_another_budget_is_refused_with_what_would_help():
         safe.set_cost_budget(7)
     with pytest.raises(InvalidArgumentError, match="BC serves no cost budget, got 7.*RCDT"):
         BC(preset="tiny").set_cost_budget(7)
+
+
+@pytest.mark.parametrize("length", [0, -3])
+def test_a_file_with_an_impossible_episode_length_is_refused(length, drivers):
+    agent = BC(preset="tiny", batch_size=16, seed=0)
+    agent.set_dataset(drivers)
+    values = {**agent.policy.to_dict(), "episode_length": length}
+    spaces = agent.policy.observation_space, agent.policy.action_space
+    with pytest.raises(InvalidArgumentError, match=f"`episode_length` must be >= 1, got {length}"):
+        agent.restore_policy(values, *spaces)

@@ -192,7 +192,9 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
         """The policy of a checkpoint; weights follow."""
         normalizer = Normalizer(gym.spaces.flatdim(observation), gym.spaces.flatdim(action))
         outcomes = Outcomes.from_dict(values["outcomes"])
-        longest = int(values.get("episode_length", 1))
+        longest = int(values["episode_length"])
+        if longest < 1:
+            raise InvalidArgumentError(f"`episode_length` must be >= 1, got {longest}.")
         return self._make_policy(normalizer, outcomes, observation, action, longest)
 
     def _make_policy(
