@@ -225,9 +225,10 @@ def _roll_out(
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
-    # An agent that is not asked for a return knows no budget either.
     asked, allowed = np.array([t or 0.0 for t in targets]), np.array(budgets, dtype=float)
-    state = agent.begin(n, cost_budget=allowed[current], target_return=asked[current])
+    state = None  # others act the same at every budget
+    if agent.budgets == "any":
+        state = agent.begin(n, cost_budget=allowed[current], target_return=asked[current])
     starts = np.zeros(n, dtype=bool)
     obs: Any = venv.reset()
     with progress(progress_bar, total=returns.size, unit="episode", leave=False) as bar:

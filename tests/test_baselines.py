@@ -61,6 +61,9 @@ def test_a_budget_is_needed_for_training_and_is_fixed_then(name, drivers):
         InvalidArgumentError, match=rf"the cost budget 7 only.*RCDT.*{kind.__name__}\("
     ):
         agent.set_cost_budget(8.0)
+    assert agent.begin(2, cost_budget=7.0) is None and agent.begin() is None
+    with pytest.raises(InvalidArgumentError, match="the cost budget 7 only, got 8"):
+        agent.begin(2, cost_budget=[7.0, 8.0])
 
 
 @pytest.mark.parametrize(

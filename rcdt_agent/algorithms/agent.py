@@ -270,7 +270,13 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         cost_budget: npt.ArrayLike | None = None,
         target_return: npt.ArrayLike | None = None,
     ) -> Any:
-        """The state of episodes about to start; None of an algorithm that keeps none."""
+        """The state of episodes about to start; None of an algorithm that keeps none.
+
+        Raises:
+            InvalidArgumentError: A cost budget is given that the algorithm does not serve.
+        """
+        for budget in () if cost_budget is None else np.unique(np.asarray(cost_budget, float)):
+            self.set_cost_budget(float(budget))
         return None
 
     def resolve_target(self, cost_budget: float, target_return: Any = "auto") -> float | None:

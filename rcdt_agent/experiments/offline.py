@@ -69,11 +69,13 @@ def _predictions(
     """(N, A) predicted actions at the steps of trajectories `rows`; elsewhere zeros."""
     predicted = np.zeros_like(data.actions)
     first, lengths = data.offsets[rows], data.lengths[rows]
-    state = agent.begin(
-        len(rows),
-        cost_budget=np.full(len(rows), budget),
-        target_return=data.episode_returns[rows],
-    )
+    state = None  # others act the same at every budget
+    if agent.budgets == "any":
+        state = agent.begin(
+            len(rows),
+            cost_budget=np.full(len(rows), budget),
+            target_return=data.episode_returns[rows],
+        )
     for step in range(int(lengths.max())):
         now = first + np.minimum(step, lengths - 1)  # ended ones stand still, and are not noted
         running = step < lengths
