@@ -21,31 +21,36 @@ from rcdt_agent.base_config import (
 )
 from rcdt_agent.errors import InvalidArgumentError
 
-Weighting = Literal["none", "return_cost", "expert"]
+Weighting = Literal["none", "return_cost", "expert", "frontier"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
-KappaMode = Literal["critic", "episode", "token"]
+KappaMode = Literal["critic", "episode", "token", "data"]
 TokenShape = Literal["linear", "asinh"]
-TimeEmbedding = Literal["learned", "fourier"]
+TimeEmbedding = Literal["none", "learned", "fourier"]
 CriticInputs = Literal["state", "token"]
+CriticTargets = Literal["monte_carlo", "td"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(BaseConfig):
     """Settings of one agent. Make one with `make_config`; change one with `dataclasses.replace`."""
 
-    variant: str = "wdt"
+    variant: str = "wcdt"
     """Components: dt, qt, rdt, rvdt, cdt, wdt, wqdt (tvcdt), wcdt, qcdt or rcdt (P); with `-paper`
     after it, everything else too is the paper's literal reading (see `PAPER`)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
     """Condition on cost-to-go (P). Off: a plain return-conditioned Decision Transformer."""
-    weighting: Weighting = "return_cost"
-    """Trajectory weight: none, Eq. (w-def), or 1 + alpha on the expert subset (Prop. 1)."""
+    return_token: bool = False
+    """Condition on return-to-go (P: on). Off: the policy returns what the weights favour, so they
+    must favour high returns, as `frontier` does (I)."""
+    weighting: Weighting = "frontier"
+    """W: by how close a step's return-to-go comes to the best at its cost-to-go token (I), Eq.
+    (w-def), 1 + alpha on the expert subset (Prop. 1), or none."""
     q_guidance: bool = False
     """The term - eta Q in the policy loss (P: on)."""
-    cost_penalty: bool = False
-    """The term + lambda C in the policy loss, with dual ascent of lambda (P: on)."""
+    cost_penalty: bool = True
+    """The term + lambda C in the policy loss, with dual ascent of lambda (P)."""
 
     # Policy network.
     n_layers: int = 3
@@ -60,10 +65,18 @@ class Config(BaseConfig):
     """On embeddings and residual branches (P)."""
     attention_dropout: float = 0.1
     """On attention weights (P: one figure for all; C applies it here too)."""
+    action_token: bool = False
+    """Condition on past actions (P: on). Off, the policy cannot copy its own last action (I)."""
+    head_width: int = 256
+    """Hidden units of the action head, which also reads the present state and tokens as they are;
+    0: a linear head on the transformer's output alone (P). (I)"""
+    state_dependent_std: bool = False
+    """Whether the Gaussian's deviation depends on the state (P) or is one for all (I)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
-    time_embedding: TimeEmbedding = "fourier"
-    """Smooth Fourier features of the step of the episode (I), or a learned row for each (P)."""
+    time_embedding: TimeEmbedding = "none"
+    """How the step of the episode is embedded: not at all, since tokens hold rates per step left
+    (I), by smooth Fourier features (I), or by a learned row for each (P)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -89,7 +102,10 @@ class Config(BaseConfig):
     """Share of windows whose CTG gains a random slack, so that the token means "at most" (I;
     P: 0)."""
 
-    # Trajectory weights.
+    # Weights.
+    frontier_sharpness: float = 8.0
+    """For `frontier`: W = exp(sharpness (u - 1)), u = 1 at the best return-to-go of the data at a
+    cost-to-go of at most the token's, 0 at the median (I)."""
     alpha: float = 1.0
     """Sensitivity of W to the scaled return, or the expert subset's extra weight (I)."""
     gamma: float = 0.1
@@ -118,8 +134,8 @@ class Config(BaseConfig):
     ema_decay: float = 0.998
     """The policy acts with an exponential moving average of its weights (I); 0: with the last
     (P)."""
-    entropy_bonus: bool = True
-    """Entropy with a learnt temperature, as C. The paper's objective has none."""
+    entropy_bonus: bool = False
+    """Entropy with a learnt temperature (C: on). The paper's objective has none."""
     initial_temperature: float = 0.1
     """(C)"""
     cost_head_weight: float = 0.0
@@ -134,16 +150,19 @@ class Config(BaseConfig):
     """Adam (P)."""
     critic_max_grad_norm: float = 0.25
     """Gradient clipping (P)."""
-    critic_inputs: CriticInputs = "token"
-    """`token`: Q and C also see the cost-to-go and the time, and end with the episode, as the
-    tokens do (I). `state`: Q(s, a) and C(s, a), which look beyond time limits (P)."""
+    critic_targets: CriticTargets = "monte_carlo"
+    """`monte_carlo`: critics are fitted to the discounted sums along recorded trajectories, from
+    the first step of training on (I). `td`: to bootstrapped targets at the policy's own next
+    actions, from `critic_start` on (P)."""
+    critic_inputs: CriticInputs = "state"
+    """`state`: Q(s, a) and C(s, a) (P). `token`: they also see the cost-to-go and the time (I)."""
     target_rate: float | None = None
     """Soft update of the target networks; P: 0.01. None: that, or more where training is too short
     for it to converge (I)."""
     discount: float = 0.99
     """Of the reward critic (I)."""
-    cost_discount: float = 0.99
-    """Of the cost critic (I)."""
+    cost_discount: float = 0.95
+    """Of the cost critic: how far ahead an action is held to account (I; with `-paper`: 0.99)."""
     target_pessimism: float = 0.0
     """How far TD targets lean from the twins' mean, in units of their difference: 0 takes the mean
     (I), 0.5 the smaller twin of Q, as double Q-learning does, and the larger of C (P)."""
@@ -153,19 +172,26 @@ class Config(BaseConfig):
     """Share of trajectories that the critics are never trained on: their error there is logged, and
     a critic term waits until its critic is better than a constant (I; P: 0, no check)."""
     critic_start: float = 0.25
-    """Share of training after which critics, their terms and lambda begin (P: 50k of 200k)."""
+    """Share of training after which TD critics, critic terms and lambda begin (P: 50k of 200k)."""
 
     # Critic terms of the policy loss.
+    sampled_actions: bool = False
+    """Critic terms judge an action drawn from the policy (P), or its mean, which is what a
+    deterministic agent does (I)."""
     eta: float = 0.1
     """Coefficient of Q guidance; grid {0.1, 0.3, 0.5} (P)."""
     kappa: float = 10.0
     """Reference cost level of dual ascent (P)."""
-    kappa_mode: KappaMode = "token"
-    """`token`: each step's cost-to-go token takes the place of kappa (I). `critic`: kappa is
-    compared with the critic's mean (P). `episode`: with an episode's cost (I)."""
-    lambda_step: float = 3e-4
-    """Step of dual ascent (P)."""
-    lambda_max: float = 5.0
+    kappa_mode: KappaMode = "data"
+    """What J_c and kappa are. `data`: J_c is what actions are expected to cost beyond what their
+    tokens have left, kappa a share of the same of recorded actions (I). `token`: kappa is what each
+    step's token allows at an even pace (I). `critic`: kappa is compared with the critic's mean (P).
+    `episode`: with an episode's cost (I)."""
+    cost_reduction: float = 0.15
+    """For `data`: how far below that of recorded actions the policy's J_c shall be, a share (I)."""
+    lambda_step: float = 0.1
+    """Step of dual ascent, of J_c / kappa - 1 for `data` (I); with `-paper`: 3e-4 (P)."""
+    lambda_max: float = 30.0
     """Cap of lambda (I)."""
 
     # Deployment.
@@ -202,9 +228,12 @@ class Config(BaseConfig):
 
 _RULES: dict[str, Rule] = {
     "n_layers n_heads embedding_size context_length critic_width": (lambda v, _: v >= 1, ">= 1"),
+    "head_width": (lambda v, _: v >= 0, ">= 0"),
+    "return_token": (lambda v, c: v or c.cost_token, "on without `cost_token`"),
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
-    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction": (
+    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction "
+    "cost_reduction": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
@@ -217,7 +246,10 @@ _RULES: dict[str, Rule] = {
         "> 0",
     ),
     "alpha gamma eta kappa lambda_step lambda_max weight_decay pareto_increase cost_head_weight "
-    "weight_floor target_pessimism cost_pessimism shield_candidates": (lambda v, _: v >= 0, ">= 0"),
+    "frontier_sharpness weight_floor target_pessimism cost_pessimism shield_candidates": (
+        lambda v, _: v >= 0,
+        ">= 0",
+    ),
     "rtg_scale ctg_scale": (lambda v, _: v is None or v > 0, "> 0 or None"),
     "log_std_range": (lambda v, _: v[0] < v[1], "low < high"),
     "weighting": one_of(Weighting),
@@ -230,6 +262,7 @@ _RULES: dict[str, Rule] = {
         "in [0, target_quantile] or None",
     ),
     "critic_inputs": one_of(CriticInputs),
+    "critic_targets": one_of(CriticTargets),
     "target_rate": (lambda v, _: v is None or 0 <= v <= 1, "in [0, 1] or None"),
     "embedding_size": (lambda v, c: v % c.n_heads == 0, "a multiple of n_heads"),
     "shield_candidates": (
@@ -243,6 +276,7 @@ DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_
 
 TRAINING = (
     "relabel_fraction", "pareto_fraction", "pareto_increase", "alpha", "gamma", "max_weight",
+    "frontier_sharpness", "cost_reduction",
     "micro_batch_size", "weight_decay", "adam_betas",
     "max_grad_norm", "entropy_bonus", "dropout", "attention_dropout", "critic_learning_rate",
     "critic_max_grad_norm", "target_rate", "eta", "kappa", "kappa_mode", "lambda_step",
@@ -253,26 +287,28 @@ TRAINING = (
 PRESETS: dict[str, dict[str, Any]] = {
     "paper": {},
     "cpu": {
-        "n_layers": 2,
+        "n_layers": 1,
         "n_heads": 4,
         "embedding_size": 64,
-        "context_length": 2,
-        "batch_size": 80,
-        "total_steps": 12_000,
+        "context_length": 1,
+        "batch_size": 512,
+        "total_steps": 3_000,
         "learning_rate": 2e-3,
         "final_learning_rate": 0.02,
         "critic_learning_rate": 1e-3,
+        "critic_layers": 3,
         "critic_width": 64,
         "warmup_steps": 200,
         "dropout": 0.0,
         "attention_dropout": 0.0,
     },
     "tiny": {
-        "n_layers": 2,
+        "n_layers": 1,
         "n_heads": 2,
         "embedding_size": 32,
-        "context_length": 5,
-        "batch_size": 128,
+        "head_width": 128,
+        "context_length": 2,
+        "batch_size": 256,
         "total_steps": 2_000,
         "learning_rate": 1e-3,
         "final_learning_rate": 0.02,
@@ -285,25 +321,36 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 """Sizes: `paper` as published, `cpu` trains in minutes on two cores, `tiny` is for tests."""
 
-_RETURN = {"cost_token": False}
-_CRITICS = {"q_guidance": True, "cost_penalty": True}
+_RETURN = {"cost_token": False, "return_token": True, "cost_penalty": False}
+_PLAIN = {"weighting": "none", "return_token": True}
+_Q = {"q_guidance": True}
 VARIANTS: dict[str, dict[str, Any]] = {
     "dt": {**_RETURN, "weighting": "none"},
-    "qt": {**_RETURN, "weighting": "none", "q_guidance": True},
+    "qt": {**_RETURN, "weighting": "none", **_Q},
     "rdt": {**_RETURN, "weighting": "expert"},
-    "rvdt": {**_RETURN, "weighting": "expert", "q_guidance": True},
-    "cdt": {"weighting": "none"},
-    "wdt": {},
-    "wqdt": {"q_guidance": True},
-    "tvcdt": {"q_guidance": True},
-    "wcdt": {"cost_penalty": True},
-    "qcdt": {**_CRITICS, "weighting": "none"},
-    "rcdt": _CRITICS,
+    "rvdt": {**_RETURN, "weighting": "expert", **_Q},
+    "cdt": {**_PLAIN, "cost_penalty": False},
+    "wdt": {"cost_penalty": False},
+    "wqdt": {"cost_penalty": False, **_Q},
+    "tvcdt": {"cost_penalty": False, **_Q},
+    "wcdt": {},
+    "qcdt": {**_PLAIN, **_Q},
+    "rcdt": _Q,
 }
 """The paper's variants as components of the one class, and `wdt`, the weights alone (`tvcdt` is
 another name of `wqdt`)."""
 
 PAPER: dict[str, Any] = {
+    "sampled_actions": True,
+    "weighting": "return_cost",
+    "return_token": True,
+    "action_token": True,
+    "head_width": 0,
+    "state_dependent_std": True,
+    "entropy_bonus": True,
+    "critic_targets": "td",
+    "cost_discount": 0.99,
+    "lambda_step": 3e-4,
     "time_embedding": "learned",
     "token_rates": False,
     "sampling": "trajectory",
@@ -330,7 +377,7 @@ def is_variant(name: str) -> bool:
     return name.removesuffix("-paper") in VARIANTS
 
 
-DEFAULT_VARIANT = "wdt"
+DEFAULT_VARIANT = "wcdt"
 """Of every preset, in Python and on the command line."""
 
 _LARGE_GAMMA = 0.5

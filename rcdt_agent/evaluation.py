@@ -228,7 +228,7 @@ def _roll_out(
     asked, allowed = np.array([t or 0.0 for t in targets]), np.array(budgets, dtype=float)
     state = None  # others act the same at every budget
     if agent.budgets == "any":
-        state = agent.begin(n, cost_budget=allowed[current], target_return=asked[current])
+        state = agent.begin(n).with_own_targets(asked[current], allowed[current])
     starts = np.zeros(n, dtype=bool)
     obs: Any = venv.reset()
     with progress(progress_bar, total=returns.size, unit="episode", leave=False) as bar:

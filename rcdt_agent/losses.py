@@ -53,6 +53,27 @@ def trajectory_weights(
     return torch.exp(alpha * scaled) * torch.sigmoid(gamma * (cost_limit - costs))
 
 
+def frontier_weights(
+    returns_to_go: Tensor, best: Tensor, typical: Tensor, sharpness: float
+) -> Tensor:
+    r"""Weight by closeness to the return-cost frontier: W = exp(sharpness (u - 1)).
+
+    u = (R - typical) / (best - typical), at most 1. The paper's W compares all trajectories with
+    one cost limit, so that costly ones count for nothing, whatever budget their tokens state. Here
+    a step is compared with those that may spend as much: W asks for return at every budget alike,
+    and a cheap trajectory counts at a large budget only if nobody earned more there.
+
+    Args:
+        returns_to_go: (...,) R, of recorded steps.
+        best: (...,) a high quantile of the returns-to-go at that step of the episode among
+            trajectories that still spend no more than the token allows.
+        typical: (...,) their median; below `best`.
+        sharpness: >= 0; 0 weighs all alike.
+    """
+    closeness = (returns_to_go - typical) / (best - typical)
+    return torch.exp(sharpness * (closeness.clamp(max=1.0) - 1.0))
+
+
 def expert_weights(is_expert: Tensor, alpha: float) -> Tensor:
     r"""Weight of the KL-regularised objective: W = 1 + alpha I[tau in D_e], Proposition 1.
 
@@ -241,18 +262,32 @@ def pessimistic(twins: Tensor, pessimism: float) -> Tensor:
 
 
 def cost_excess(cost_values: Tensor, allowance: Tensor, mask: Tensor) -> Tensor:
-    """What the policy's own actions cost beyond what their tokens allow (`kappa_mode="token"`).
+    """What actions cost beyond what their tokens allow (`kappa_mode="token"` and `"data"`).
 
     The paper's penalty compares one kappa with the mean over all budgets: a policy that keeps every
     budget it was given is still pushed to cost less. Here each step has the kappa of its own token,
     and what is within it is left alone.
 
     Args:
-        cost_values: (B, T) cost critic at the policy's actions, in units of cost.
+        cost_values: (B, T) cost critic at the actions, in units of cost.
         allowance: (B, T) what the cost-to-go token allows, in the same unit.
         mask: (B, T) bool.
     """
     return masked_mean((cost_values - allowance).clamp(min=0.0), mask)
+
+
+def relative_excess(excess: Tensor, reference: Tensor, reduction: float) -> Tensor:
+    """J_c / kappa - 1 of `kappa_mode="data"`: kappa is a share of what recorded actions exceed.
+
+    Recorded trajectories kept the tokens that they are shown with. What the critic nevertheless
+    expects them to cost beyond is luck and the critic's own error; the policy shall stay below.
+
+    Args:
+        excess: () `cost_excess` of the policy's actions, J_c.
+        reference: () `cost_excess` of the recorded actions of the same steps.
+        reduction: How far below, in [0, 1): kappa = (1 - reduction) reference.
+    """
+    return excess / ((1.0 - reduction) * reference).clamp(min=1e-8) - 1.0
 
 
 def cost_head_loss(logit: Tensor, costs: Tensor, mask: Tensor) -> Tensor:

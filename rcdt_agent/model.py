@@ -1,8 +1,9 @@
 """The policy network: a causal transformer over (RTG, CTG, state, action) tokens.
 
 B windows, T steps, S tokens per step, D width, O observation size, A action size. The tokens of a
-step are ordered RTG, CTG, state, action. The action distribution is read at the state token, which
-attends to everything up to itself. The same module trains, acts and is exported.
+step are ordered RTG, CTG, state, action; all but the state can be left out. The action distribution
+is read at the state token, which attends to everything up to itself. The same module trains, acts
+and is exported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from itertools import pairwise
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -96,17 +98,45 @@ class Gaussian:
 
 
 class GaussianHead(nn.Module):
-    """Hidden states (..., D) to a `Gaussian` over actions (..., A)."""
+    """Features (..., D) to a `Gaussian` over actions (..., A)."""
 
-    def __init__(self, width: int, action_size: int, log_std_range: tuple[float, float]) -> None:
-        """Make the output layer of mean and log standard deviation."""
+    def __init__(
+        self,
+        n_features: int,
+        action_size: int,
+        log_std_range: tuple[float, float],
+        *,
+        width: int = 0,
+        state_dependent_std: bool = True,
+    ) -> None:
+        """Make the layers of mean and log standard deviation.
+
+        Args:
+            n_features: D.
+            action_size: A.
+            log_std_range: Bounds of the log standard deviation.
+            width: Units of two hidden layers; 0: none, a linear head.
+            state_dependent_std: Otherwise there is one deviation for all features.
+        """
         super().__init__()
+        self.action_size = action_size
         self.log_std_range = log_std_range
-        self.linear = nn.Linear(width, 2 * action_size)
+        n_outputs = 2 * action_size if state_dependent_std else action_size
+        sizes = [n_features, width, width] if width else [n_features]
+        layers: list[nn.Module] = []
+        for n_in, n_out in pairwise(sizes):
+            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
+        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
+        self.log_std = None if state_dependent_std else nn.Parameter(torch.zeros(action_size))
 
-    def forward(self, hidden: Tensor) -> Gaussian:
+    def forward(self, features: Tensor) -> Gaussian:
         """The action distribution, in float32 also under autocast."""
-        mean, log_std = self.linear(hidden).float().chunk(2, dim=-1)
+        outputs = self.layers(features).float()
+        mean = outputs[..., : self.action_size]
+        if self.log_std is None:
+            log_std = outputs[..., self.action_size :]
+        else:
+            log_std = self.log_std.float().expand_as(mean)
         return Gaussian(mean, log_std.clamp(*self.log_std_range))
 
 
@@ -193,14 +223,18 @@ class PolicyTransformer(nn.Module):
         action_size: int,
         *,
         episode_length: int,
-        smooth_time: bool = False,
+        time_embedding: Literal["none", "learned", "fourier"] = "learned",
         token_features: int = 1,
         n_layers: int = 3,
         n_heads: int = 8,
         width: int = 128,
+        return_token: bool = True,
         cost_token: bool = True,
+        action_token: bool = True,
         dropout: float = 0.1,
         attention_dropout: float = 0.1,
+        head_width: int = 0,
+        state_dependent_std: bool = True,
         log_std_range: tuple[float, float] = (-5.0, 2.0),
         cost_head: bool = False,
     ) -> None:
@@ -210,49 +244,87 @@ class PolicyTransformer(nn.Module):
             observation_size: O.
             action_size: A.
             episode_length: Steps of the longest episode; later steps are taken for its last.
-            smooth_time: Embed time by `FourierTime`; else by a learned row for each step.
+            time_embedding: `fourier`: by `FourierTime`; `learned`: by a row for each step.
             token_features: F, numbers that an RTG or CTG token holds.
             n_layers: Blocks.
             n_heads: Attention heads.
             width: D.
+            return_token: Whether RTG is a token.
             cost_token: Whether CTG is a token.
+            action_token: Whether past actions are tokens.
             dropout: On embeddings and residual branches.
             attention_dropout: On attention weights.
+            head_width: Hidden units of the action head, which then also reads the present state,
+                RTG and CTG as they are; 0: a linear head on the hidden state alone.
+            state_dependent_std: Whether the deviation depends on what the head reads.
             log_std_range: Bounds of the log standard deviation.
             cost_head: Whether to predict, from state and action, if the step costs.
         """
         super().__init__()
         self.width = width
-        self.cost_token = cost_token
         self.episode_length = episode_length
-        self.embed_rtg = nn.Linear(token_features, width)
+        self.skip_to_head = head_width > 0
+        self.embed_rtg = nn.Linear(token_features, width) if return_token else None
         self.embed_ctg = nn.Linear(token_features, width) if cost_token else None
         self.embed_obs = nn.Linear(observation_size, width)
-        self.embed_action = nn.Linear(action_size, width)
-        self.embed_time: nn.Module = (
-            FourierTime(episode_length, width)
-            if smooth_time
-            else nn.Embedding(episode_length, width)
-        )
+        self.embed_action = nn.Linear(action_size, width) if action_token else None
+        self.embed_time: nn.Module | None = None
+        if time_embedding != "none":
+            smooth = time_embedding == "fourier"
+            kind: type[nn.Module] = FourierTime if smooth else nn.Embedding
+            self.embed_time = kind(episode_length, width)
         self.norm_in = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
             Block(width, n_heads, dropout, attention_dropout) for _ in range(n_layers)
         )
         self.norm_out = nn.LayerNorm(width)
-        self.head = GaussianHead(width, action_size, log_std_range)
-        self.cost_head = nn.Linear(width + action_size, 1) if cost_head else None
         self.apply(_initialise)
+        n_tokens = int(return_token) + int(cost_token)
+        skipped = observation_size + n_tokens * token_features if self.skip_to_head else 0
+        self.head = GaussianHead(
+            width + skipped,
+            action_size,
+            log_std_range,
+            width=head_width,
+            state_dependent_std=state_dependent_std,
+        )
+        if not self.skip_to_head:
+            self.head.apply(_initialise)
+        self.cost_head = nn.Linear(width + skipped + action_size, 1) if cost_head else None
+
+    @property
+    def state_place(self) -> int:
+        """Where among the tokens of a step the state is."""
+        return sum(embed is not None for embed in (self.embed_rtg, self.embed_ctg))
 
     @property
     def tokens_per_step(self) -> int:
-        """S: RTG, CTG (unless off), state, action."""
-        return 4 if self.cost_token else 3
+        """S: RTG, CTG, state, action, as far as they are tokens."""
+        return self.state_place + 1 + (self.embed_action is not None)
 
     def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
         """Action distribution at every step (B, T), or at the last one (B, 1)."""
-        distribution: Gaussian = self.head(self.hidden(window, last_only=last_only))
+        distribution: Gaussian = self.head(self.features(window, last_only=last_only))
         return distribution
+
+    def features(self, window: Window, *, last_only: bool = False) -> Tensor:
+        """What the head reads at every step (B, T, ...), or at the last one (B, 1, ...).
+
+        The hidden state; with `head_width` also the step's state, RTG and CTG: the embedding and
+        its normalisation blur them, and two centimetres can be the difference between safe and
+        unsafe.
+        """
+        hidden = self.hidden(window, last_only=last_only)
+        if not self.skip_to_head:
+            return hidden
+        parts = [window.obs]
+        if self.embed_rtg is not None:
+            parts.append(window.rtg)
+        if self.embed_ctg is not None:
+            parts.append(window.ctg)
+        steps = slice(-1, None) if last_only else slice(None)
+        return torch.cat([hidden, *(part[:, steps] for part in parts)], dim=-1)
 
     def hidden(self, window: Window, *, last_only: bool = False) -> Tensor:
         """Hidden states of the state tokens: (B, T, D), or (B, 1, D) of the last one alone.
@@ -268,7 +340,7 @@ class PolicyTransformer(nn.Module):
         for block in self.blocks[:-1]:
             x = block(x)
         # Only state tokens are read, so the last block computes no others.
-        first = x.shape[1] - 1 if last_only else per_step - 2
+        first = x.shape[1] - 1 if last_only else self.state_place
         x = self.blocks[-1](x, slice(first, None, None if last_only else per_step))
         normed: Tensor = self.norm_out(x)
         return normed
@@ -277,21 +349,29 @@ class PolicyTransformer(nn.Module):
         """Windows of `n_steps` whose activations hold at most `n_values` values; at least one."""
         return max(1, n_values // (n_steps * self.tokens_per_step * self.width))
 
-    def cost_logits(self, hidden: Tensor, actions: Tensor) -> Tensor:
+    def cost_logits(self, features: Tensor, actions: Tensor) -> Tensor:
         """(B, T) log odds that taking `actions` costs; only with `cost_head`."""
         assert self.cost_head is not None
-        logits: Tensor = self.cost_head(torch.cat((hidden, actions), dim=-1))
+        logits: Tensor = self.cost_head(torch.cat((features, actions), dim=-1))
         return logits[..., 0].float()
 
     def _tokens(self, window: Window) -> Tensor:
-        """(B, T * S - 1, D) token embeddings; the last action is left out, nobody attends to it."""
-        tokens = [self.embed_rtg(window.rtg)]
+        """(B, L, D) token embeddings; the last action is left out, nobody attends to it."""
+        tokens = []
+        if self.embed_rtg is not None:
+            tokens.append(self.embed_rtg(window.rtg))
         if self.embed_ctg is not None:
             tokens.append(self.embed_ctg(window.ctg))
-        tokens += [self.embed_obs(window.obs), self.embed_action(window.actions)]
-        time = self.embed_time(window.timesteps.clamp(max=self.episode_length - 1))
-        # S times (B, T, D) -> (B, T, S, D) -> (B, T * S, D)
-        x = (torch.stack(tokens, dim=2) + time[:, :, None]).flatten(1, 2)[:, :-1]
+        tokens.append(self.embed_obs(window.obs))
+        if self.embed_action is not None:
+            tokens.append(self.embed_action(window.actions))
+        x = torch.stack(tokens, dim=2)  # S times (B, T, D) -> (B, T, S, D)
+        if self.embed_time is not None:
+            time = self.embed_time(window.timesteps.clamp(max=self.episode_length - 1))
+            x = x + time[:, :, None]
+        x = x.flatten(1, 2)  # (B, T * S, D)
+        if self.embed_action is not None:
+            x = x[:, :-1]
         embedded: Tensor = self.dropout(self.norm_in(x))
         return embedded
 

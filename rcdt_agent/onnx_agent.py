@@ -23,7 +23,7 @@ from rcdt_agent.deploy.checks import (
     check_targets,
     observation_rows,
 )
-from rcdt_agent.deploy.conditioning import Conditioning, TargetReturn
+from rcdt_agent.deploy.conditioning import NO_RETURN_TOKEN, Conditioning, TargetReturn
 from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.onnx_file import (
     INPUTS,
@@ -156,6 +156,8 @@ class OnnxAgent(EpisodeRules):
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:
+            if not self.conditioning.return_token:
+                raise InvalidArgumentError(NO_RETURN_TOKEN)
             target_return = check_targets(target_return, n_envs)
         elif cost_budget is not None:
             targets = np.array([self._target(float(budget), "auto") for budget in budgets])

@@ -40,12 +40,12 @@ def test_paper_preset_is_the_papers():
         ("rdt", (False, "expert", False, False)),
         ("rvdt", (False, "expert", True, False)),
         ("cdt", (True, "none", False, False)),
-        ("wqdt", (True, "return_cost", True, False)),
-        ("tvcdt", (True, "return_cost", True, False)),
-        ("wcdt", (True, "return_cost", False, True)),
+        ("wqdt", (True, "frontier", True, False)),
+        ("tvcdt", (True, "frontier", True, False)),
+        ("wcdt", (True, "frontier", False, True)),
         ("qcdt", (True, "none", True, True)),
-        ("wdt", (True, "return_cost", False, False)),
-        ("rcdt", (True, "return_cost", True, True)),
+        ("wdt", (True, "frontier", False, False)),
+        ("rcdt", (True, "frontier", True, True)),
     ],
 )
 def test_variants_are_the_papers(variant, components):
@@ -56,8 +56,17 @@ def test_variants_are_the_papers(variant, components):
     assert variant in VARIANTS
     literal = make_config("tiny", f"{variant}-paper")
     assert literal.variant == f"{variant}-paper"
-    assert (literal.cost_token, literal.weighting) == components[:2]
-    assert {name: getattr(literal, name) for name in PAPER} == PAPER
+    weighting = {"frontier": "return_cost"}.get(components[1], components[1])
+    assert (literal.cost_token, literal.weighting) == (components[0], weighting)
+    others = {name for name in PAPER if name != "weighting"}
+    assert {name: getattr(literal, name) for name in others} == {n: PAPER[n] for n in others}
+
+
+def test_only_weights_that_ask_for_return_do_without_the_return_token():
+    for variant in VARIANTS:
+        config = make_config("tiny", variant)
+        assert config.return_token == (config.weighting != "frontier")
+        assert make_config("tiny", f"{variant}-paper").return_token
 
 
 def test_the_default_is_one_variant_whatever_the_preset():

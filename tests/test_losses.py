@@ -36,6 +36,20 @@ def test_trajectory_weights():
     np.testing.assert_allclose(equal, 0.5)  # equal returns: no division by zero
 
 
+def test_frontier_weights_by_hand():
+    """At the best: 1; halfway to the median: exp(-2); at the median: exp(-4); beyond: 1."""
+    rtg = torch.tensor([10.0, 8.0, 6.0, 4.0, 50.0])
+    weights = losses.frontier_weights(rtg, torch.tensor(10.0), torch.tensor(6.0), 4.0)
+    expected = [1.0, math.exp(-2), math.exp(-4), math.exp(-6), 1.0]
+    assert weights.tolist() == pytest.approx(expected)
+
+
+def test_relative_excess_by_hand():
+    excess, reference = torch.tensor(0.6), torch.tensor(0.5)
+    assert float(losses.relative_excess(excess, reference, 0.2)) == pytest.approx(0.5)
+    assert float(losses.relative_excess(torch.tensor(0.0), torch.tensor(0.0), 0.2)) == -1.0
+
+
 def test_expert_weights():
     assert losses.expert_weights(torch.tensor([True, False]), 3.0).tolist() == [4.0, 1.0]
 

@@ -127,7 +127,7 @@ def test_the_policy_is_its_definition(cost_token):
         x = textbook_block(block, x)
     states = policy.norm_out(x)[:, len(parts) - 2 :: len(parts)]
     torch.testing.assert_close(policy.hidden(window), states)
-    mean, log_std = policy.head.linear(states).chunk(2, dim=-1)
+    mean, log_std = policy.head.layers(states).chunk(2, dim=-1)
     ours = policy(window)
     torch.testing.assert_close(ours.mean, mean.float())
     torch.testing.assert_close(ours.log_std, log_std.float().clamp(-5, 2))
@@ -198,9 +198,9 @@ def test_the_gaussian_by_hand():
     assert abs(noise.mean().item()) < 0.1 and noise.std().item() == pytest.approx(1.0, abs=0.05)
 
 
-@pytest.mark.parametrize("smooth_time", [True, False])
-def test_steps_beyond_the_longest_episode_are_taken_for_its_last(smooth_time):
-    policy, window = make_policy(episode_length=8, smooth_time=smooth_time), make_window()
+@pytest.mark.parametrize("time_embedding", ["fourier", "learned"])
+def test_steps_beyond_the_longest_episode_are_taken_for_its_last(time_embedding):
+    policy, window = make_policy(episode_length=8, time_embedding=time_embedding), make_window()
     last = replace(window, timesteps=torch.full((B, T), 7))
     beyond = replace(window, timesteps=torch.full((B, T), 1000))
     torch.testing.assert_close(answer(policy, beyond), answer(policy, last), rtol=0, atol=0)
@@ -221,10 +221,41 @@ def test_smooth_time_is_smooth_and_the_table_is_not():
     torch.manual_seed(0)
     steps = torch.arange(1000)
     jumps = {}
-    for smooth in (True, False):
-        table = make_policy(episode_length=1000, smooth_time=smooth).embed_time(steps).detach()
-        jumps[smooth] = float((table.diff(dim=0).norm(dim=1)).mean() / table.std(0).norm())
-    assert jumps[True] < 0.2 and jumps[False] > 1.3
+    for kind in ("fourier", "learned"):
+        table = make_policy(episode_length=1000, time_embedding=kind).embed_time(steps).detach()
+        jumps[kind] = float((table.diff(dim=0).norm(dim=1)).mean() / table.std(0).norm())
+    assert jumps["fourier"] < 0.2 and jumps["learned"] > 1.3
+
+
+def test_without_time_embedding_the_step_does_not_matter():
+    policy, window = make_policy(time_embedding="none"), make_window()
+    later = replace(window, timesteps=window.timesteps + 3)
+    torch.testing.assert_close(answer(policy, later), answer(policy, window), rtol=0, atol=0)
+
+
+def test_tokens_that_are_left_out_do_not_matter():
+    policy, window = make_policy(return_token=False, action_token=False), make_window()
+    assert policy.tokens_per_step == 2 and policy.embed_rtg is None
+    other = replace(window, rtg=window.rtg + 7, actions=-window.actions)
+    torch.testing.assert_close(answer(policy, other), answer(policy, window), rtol=0, atol=0)
+    spent = replace(window, ctg=window.ctg + 7)
+    assert not torch.allclose(answer(policy, spent), answer(policy, window), atol=1e-4)
+
+
+@pytest.mark.parametrize("last_only", [True, False])
+def test_the_wide_head_reads_hidden_state_and_inputs(last_only):
+    policy = make_policy(head_width=24, state_dependent_std=False, return_token=False)
+    window = make_window()
+    steps = slice(-1, None) if last_only else slice(None)
+    hidden = policy.hidden(window, last_only=last_only)
+    read = torch.cat([hidden, window.obs[:, steps], window.ctg[:, steps]], dim=-1)
+    torch.testing.assert_close(policy.features(window, last_only=last_only), read)
+    ours = policy(window, last_only=last_only)
+    torch.testing.assert_close(ours.mean, policy.head.layers(read))
+    with torch.no_grad():
+        policy.head.log_std.copy_(torch.tensor([-1.0, -9.0])[: policy.head.action_size])
+    log_std = policy(window, last_only=last_only).log_std
+    assert log_std.flatten(0, -2).unique(dim=0).tolist() == [[-1.0, -5.0]]
 
 
 def test_log_std_is_bounded():

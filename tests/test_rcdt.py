@@ -16,6 +16,7 @@ from rcdt_agent.config import VARIANTS, make_config
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.data.weights import outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model import Gaussian
 
 
 def make_agent(data, **overrides):
@@ -246,7 +247,7 @@ def test_lambda_follows_its_formula(dataset):
     agent = make_agent(dataset, kappa=10.0, lambda_step=0.5, lambda_max=4.0)
     expected, seen = 0.0, []
     for cost in (12.0, 13.0, 5.0, 0.0, 14.0, 30.0, 30.0, 9.0):
-        agent.dual_step(torch.tensor(cost))
+        agent.dual_step({"cost_estimate": torch.tensor(cost)})
         expected = min(max(expected + 0.5 * (cost - 10.0), 0.0), 4.0)
         seen.append(expected)
         assert float(agent.multipliers.lmbda) == pytest.approx(expected)
@@ -266,7 +267,7 @@ def test_kappa_can_be_an_episode_cost(dataset):
     literal = make_agent(dataset, kappa=6.0, lambda_step=0.1)
     episode = make_agent(dataset, kappa=6.0, lambda_step=0.1, kappa_mode="episode")
     for agent in (literal, episode):
-        agent.dual_step(torch.tensor(5.0))
+        agent.dual_step({"cost_estimate": torch.tensor(5.0)})
     assert float(literal.multipliers.lmbda) == 0.0
     factor = losses.episode_cost_factor(0.99, 12)
     assert float(episode.multipliers.lmbda) == pytest.approx(0.1 * (5.0 * factor - 6.0))
@@ -295,10 +296,98 @@ def test_kappa_of_each_step_can_be_its_token(dataset, critic_inputs):
     assert (loss - without).item() == pytest.approx(3.0 * float(gaps.clamp(min=0).mean()), rel=1e-4)
     assert float(terms["cost_estimate"]) == pytest.approx(float(gaps.mean()), abs=1e-5)
     assert float(terms["cost_policy"]) == pytest.approx(2.0)
-    agent.dual_step(torch.tensor(0.5))
+    agent.dual_step({"cost_estimate": torch.tensor(0.5)})
     assert float(agent.multipliers.lmbda) == pytest.approx(0.25)
-    agent.dual_step(torch.tensor(-9.0))
+    agent.dual_step({"cost_estimate": torch.tensor(-9.0)})
     assert float(agent.multipliers.lmbda) == 0.0
+
+
+def test_kappa_can_be_a_share_of_what_recorded_actions_exceed(dataset):
+    """A critic that always says 2: policy and recorded actions exceed what is left alike."""
+    agent = make_agent(dataset, kappa_mode="data", lambda_step=0.5, cost_reduction=0.2, eta=0.0)
+    always_say(agent.policy.critics, 2.0)
+    batch = agent.sampler.sample()
+    gaps = (2.0 - batch.ctg.clamp(min=0.0))[batch.mask].clamp(min=0.0)
+    assert 0 < float(gaps.mean()) < 2
+    noise, swap = torch.zeros_like(batch.actions), torch.tensor(False)
+
+    def objective(lmbda):
+        agent.multipliers.lmbda.fill_(lmbda)
+        return agent.policy_objective(batch, noise, swap, None, signals=agent.config.critic_signals)
+
+    (loss, _), (without, terms) = objective(3.0), objective(0.0)
+    unit = float(agent.policy.critics.unit("cost"))
+    assert (loss - without).item() == pytest.approx(3.0 * float(gaps.mean()) / unit, rel=1e-3)
+    for name in ("cost_estimate", "cost_recorded"):
+        assert float(terms[name]) == pytest.approx(float(gaps.mean()), rel=1e-5)
+    # J_c / kappa - 1 = 1 / 0.8 - 1: lambda rises, and falls where the policy exceeds by half of it.
+    assert float(agent.dual_step(terms)) == pytest.approx(0.25)
+    assert float(agent.multipliers.lmbda) == pytest.approx(0.125)
+    agent.dual_step({**terms, "cost_estimate": 0.4 * terms["cost_recorded"]})
+    assert float(agent.multipliers.lmbda) == 0.0
+
+
+def test_critic_terms_judge_the_mean_or_a_sample(dataset):
+    policy = Gaussian(torch.tensor([[0.5, 1.5]]), torch.zeros(1, 2))
+    noise = torch.tensor([[0.25, 0.0]])
+    drawn = make_agent(dataset)._actions_to_judge(policy, noise)
+    mean = make_agent(dataset, sampled_actions=False)._actions_to_judge(policy, noise)
+    assert drawn.tolist() == [[0.75, 1.0]] and mean.tolist() == [[0.5, 1.5]]
+
+
+def test_monte_carlo_targets_by_hand(monkeypatch):
+    """Discounted recorded sums, whatever the target critics say, held-out trajectories left out."""
+    arrays = random_arrays([3, 2, 6], terminated=[True, False, False])
+    data = TrajectoryDataset.from_arrays(**arrays)
+    agent = make_agent(data, critic_targets="monte_carlo", discount=0.5, cost_discount=0.25)
+    always_say(agent.target_critics, 100.0)
+    seen = []
+    real = losses.td_loss
+
+    def spy(values, target, mask):
+        seen.append((target * agent.policy.critics.scale[len(seen)], mask))
+        return real(values, target, mask)
+
+    monkeypatch.setattr(losses, "td_loss", spy)
+    agent.critic_step(agent.sampler.windows(torch.tensor([0, 1]), torch.tensor([0, 0])))
+    r, c = arrays["rewards"], arrays["costs"]
+    (reward_targets, mask), (cost_targets, _) = seen
+    assert mask.tolist() == [[True, True, True, False], [True, True, False, False]]
+    np.testing.assert_allclose(
+        reward_targets[0, :3], [r[0] + r[1] / 2 + r[2] / 4, r[1] + r[2] / 2, r[2]], rtol=1e-5
+    )
+    np.testing.assert_allclose(cost_targets[1, :2], [c[3] + c[4] / 4, c[4]], rtol=1e-5)
+
+
+def test_monte_carlo_critics_learn_before_their_terms_act(dataset):
+    agent = make_agent(dataset, critic_targets="monte_carlo", critic_start=0.5)
+    before = snapshot(agent.policy.critics)
+    metrics = steps(agent, 10)
+    assert not same(agent.policy.critics, before)
+    assert not agent.terms_active and float(metrics["lambda"]) == 0.0
+    waiting = make_agent(dataset, critic_start=0.5)
+    before = snapshot(waiting.policy.critics)
+    steps(waiting, 10)
+    assert same(waiting.policy.critics, before)
+
+
+def test_frontier_weights_leave_the_bad_data_to_the_critics(dataset, monkeypatch):
+    agent = make_agent(dataset, variant="wcdt", frontier_sharpness=50.0)
+    drawn = []
+    monkeypatch.setattr(agent, "critic_step", lambda batch: drawn.append(batch) or {})
+    monkeypatch.setattr(agent, "check_critics", dict)
+    imitated = []
+    real = agent.policy_step
+    monkeypatch.setattr(
+        agent, "policy_step", lambda batch, **kw: imitated.append(batch) or real(batch, **kw)
+    )
+    steps(agent, 5)
+
+    def mean_return(batches):
+        return float(torch.cat([batch.rtg[:, 0] for batch in batches]).mean())
+
+    assert mean_return(imitated) > mean_return(drawn) + 0.5
+    assert all(batch.weights.unique().tolist() == [1.0] for batch in imitated)
 
 
 def test_td_targets_by_hand(monkeypatch):
@@ -499,7 +588,7 @@ def test_trajectory_weights_reach_the_loss(dataset):
         batch = replace(windows, weights=torch.tensor(weights))
         noise, swap = torch.zeros_like(batch.actions), torch.tensor(False)
         loss, _ = agent.policy_objective(batch, noise, swap, None, signals=())
-        return torch.autograd.grad(loss, agent.policy.transformer.head.linear.weight)[0]
+        return torch.autograd.grad(loss, agent.policy.transformer.head.layers[-1].weight)[0]
 
     first, second = gradient(1.0, 0.0), gradient(0.0, 1.0)
     assert first.abs().max() > 1e-3 and not torch.allclose(first, second, atol=1e-3)
@@ -523,7 +612,7 @@ def test_weights_of_the_variants(dataset):
     )
     best = int(dataset.episode_returns.argmax())
     assert expert.tolist() == [3.0 if m == best else 1.0 for m in range(5)]
-    shaped = outcome_weights(dataset.outcomes, make_config("tiny", "rcdt"), 3.0)
+    shaped = outcome_weights(dataset.outcomes, make_config("tiny", "rcdt-paper"), 3.0)
     assert len(set(shaped.tolist())) > 1
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -13,7 +15,7 @@ from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.data import WindowSampler as Sampler
 from rcdt_agent.data.sampler import Relabelling
 from rcdt_agent.data.transitions import TransitionSampler
-from rcdt_agent.data.weights import normalize_weights
+from rcdt_agent.data.weights import FrontierWeights, normalize_weights
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.losses import returns_to_go
 
@@ -257,6 +259,48 @@ def test_sizes_must_be_positive(dataset, name):
     sizes = {"context_length": 2, "batch_size": 2, name: 0}
     with pytest.raises(InvalidArgumentError, match=f"`{name}` must be >= 1, got 0"):
         WindowSampler(dataset, **sizes)
+
+
+def frontier_data():
+    """Ten one-step trajectories: returns 0 .. 9, the even ones at no cost, the odd ones at 4."""
+    returns = np.arange(10, dtype=np.float32)
+    return TrajectoryDataset.from_arrays(
+        observations=returns[:, None],
+        actions=np.zeros((10, 1), np.float32),
+        rewards=returns,
+        costs=np.where(returns % 2, 4.0, 0.0).astype(np.float32),
+        terminals=np.ones(10, bool),
+        timeouts=np.zeros(10, bool),
+    )
+
+
+def test_frontier_weights_compare_a_step_with_those_that_may_spend_as_much():
+    weights = FrontierWeights(frontier_data(), quantile=1.0, cost_unit=4.0, sharpness=2.0)
+    steps = torch.zeros(4, dtype=torch.int64)
+    rtg, ctg = torch.tensor([8.0, 8.0, 9.0, 4.0]), torch.tensor([0.0, 4.0, 4.0, 0.0])
+    # No cost: best 8, median 4. At most 4: best 9, median 4.5.
+    expected = [1.0, math.exp(2 * (3.5 / 4.5 - 1)), 1.0, math.exp(-2)]
+    assert weights(steps, rtg, ctg).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_windows_are_drawn_by_frontier_weights():
+    data = frontier_data()
+    weights = FrontierWeights(data, quantile=1.0, cost_unit=4.0, sharpness=2.0)
+    sampler = WindowSampler(data, context_length=1, batch_size=4000, frontier=weights)
+    batch = sampler.sample()
+    share = np.bincount(batch.rewards[:, 0].long(), minlength=10) / 4000
+    raw = weights(
+        torch.zeros(10, dtype=torch.int64),
+        torch.from_numpy(data.returns_to_go),
+        torch.from_numpy(data.costs_to_go),
+    )
+    np.testing.assert_allclose(share, raw / raw.sum(), atol=0.02)
+    assert batch.weights.unique().tolist() == [1.0]
+    assert float(sampler.weight_ess) == pytest.approx(
+        float(raw.sum() ** 2 / raw.square().sum() / 10), abs=0.02
+    )
+    plain = np.bincount(sampler.sample_plain().rewards[:, 0].long(), minlength=10) / 4000
+    np.testing.assert_allclose(plain, 0.1, atol=0.02)
 
 
 def test_at_most_relabelling_adds_slack_to_the_cost_token_only():

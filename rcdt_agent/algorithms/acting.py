@@ -13,6 +13,7 @@ from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.deploy.checks import check_budgets, check_targets
+from rcdt_agent.deploy.conditioning import NO_RETURN_TOKEN
 from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
@@ -44,6 +45,11 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
     def target_return(self) -> float:
         """What an episode is asked to return at the present budget."""
 
+    @property
+    def has_return_token(self) -> bool:
+        """Whether the policy is told a return."""
+        return True
+
     @abstractmethod
     def target_of(self, cost_budget: float) -> float:
         """What the data show at a budget that one environment has of its own."""
@@ -60,6 +66,10 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             n_envs: Number of environments.
             cost_budget: A number or (N,); default: the agent's, also when it changes later.
             target_return: A number or (N,); default: what the data show at the budget.
+
+        Raises:
+            InvalidArgumentError: A number is outside its rule, or a return is asked of a policy
+                that is not told one.
         """
         if isinstance(n_envs, bool) or not isinstance(n_envs, int | np.integer) or n_envs < 1:
             raise InvalidArgumentError(f"`n_envs` must be a whole number >= 1, got {n_envs!r}.")
@@ -67,6 +77,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:
+            self._check_return_token()
             target_return = check_targets(target_return, n_envs)
         elif cost_budget is not None:
             target_return = [self.target_of(float(budget)) for budget in budgets]
@@ -80,6 +91,11 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             cost_budget=budgets,
             follows_agent=not own,
         )
+
+    def _check_return_token(self) -> None:
+        """Refuse a target return where the policy would not know of it."""
+        if not self.has_return_token:
+            raise InvalidArgumentError(NO_RETURN_TOKEN)
 
     def choose_actions(
         self,
@@ -139,7 +155,10 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             if own.any():
                 target = target.copy()
                 target[own] = [self.target_of(float(b)) for b in budget[own]]
-            target = np.where(np.isfinite(facts.target_return), facts.target_return, target)
+            asked = np.isfinite(facts.target_return)
+            if asked.any():
+                self._check_return_token()
+            target = np.where(asked, facts.target_return, target)
             state = state.with_targets(target, budget)
         return state.with_facts(facts.episode_return, facts.episode_cost, steps)
 

@@ -163,6 +163,11 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         self._targets.clear()
         self._judged.clear()
 
+    @property
+    def has_return_token(self) -> bool:
+        """Whether the policy is told a return."""
+        return self.config.return_token
+
     def target_of(self, cost_budget: float) -> float:
         """What the data show at a budget that was stated; warns once if they do not cover it."""
         target = self._auto_target(cost_budget)

@@ -1,4 +1,4 @@
-"""The critics' half of Algorithm 1: TD learning of Q and C, and when they may guide the policy."""
+"""The critics' half of Algorithm 1: how Q and C learn, and when they may guide the policy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from rcdt_agent import losses, schedules
-from rcdt_agent._types import BoolArray
+from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.algorithms.budgets import BudgetConditioned
-from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories
+from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories, trajectory_sums
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.critics import target_network
 from rcdt_agent.data.dataset import TrajectoryDataset
@@ -49,7 +49,7 @@ class CriticLearning(BudgetConditioned):
         config, training, critics = self.config, self.training, self.policy.critics
         self.target_critics = target_network(critics)
         training.modules["target_critics"] = self.target_critics
-        start = round(config.critic_start * self.total_steps)
+        start = round(config.critic_start * self.total_steps)  # of TD critics, and of all terms
         training.counters = {"critic_start": start, "reward_acts": 0, "cost_acts": 0}
         if config.uses_critics:
             training.optimizers["critics"] = torch.optim.Adam(
@@ -57,10 +57,29 @@ class CriticLearning(BudgetConditioned):
             )
 
     @property
-    def critics_active(self) -> bool:
-        """Whether critics, their terms and lambda have begun."""
+    def terms_active(self) -> bool:
+        """Whether critic terms and lambda have begun."""
         start = self.training.counters["critic_start"]
         return self.config.uses_critics and self.num_timesteps >= start
+
+    @property
+    def critics_active(self) -> bool:
+        """Whether critics learn: Monte Carlo critics do not need a policy first."""
+        return self.terms_active or (self.config.uses_critics and self.monte_carlo)
+
+    @property
+    def monte_carlo(self) -> bool:
+        """Whether critics are fitted to recorded sums instead of bootstrapped targets."""
+        return self.config.critic_targets == "monte_carlo"
+
+    def recorded_sums(self, dataset: TrajectoryDataset) -> Float32Array | None:
+        """(N, 2) what Monte Carlo critics are fitted to: discounted rewards and costs."""
+        if not (self.monte_carlo and self.config.uses_critics):
+            return None
+        config = self.config
+        signals = (dataset.rewards, config.discount), (dataset.costs, config.cost_discount)
+        columns = [trajectory_sums(dataset, values, discount) for values, discount in signals]
+        return np.stack(columns, axis=1).astype(np.float32)
 
     @property
     def target_rate(self) -> float:
@@ -98,14 +117,15 @@ class CriticLearning(BudgetConditioned):
         return metrics
 
     def critic_step(self, batch: Batch) -> Metrics:
-        """Fit the critics to their TD targets once, on every real transition of the windows."""
+        """Fit the critics to their targets once, on every real transition of the windows."""
         optimizer, critics = self.training.optimizers["critics"], self.policy.critics
         optimizer.zero_grad()
         n_known = self._known(batch).sum().clamp(min=1)
         metrics: Metrics = {}
         for part in batch.split(self.micro_batch_size(batch)):
             with self.autocast():
-                loss, terms = self.critic_objective(part, self.next_actions(part))
+                next_actions = None if self.monte_carlo else self.next_actions(part)
+                loss, terms = self.critic_objective(part, next_actions)
             share = self._known(part).sum() / n_known
             self.training.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
             add_terms(metrics, terms, share)
@@ -115,43 +135,52 @@ class CriticLearning(BudgetConditioned):
         self.training.scaler.step(optimizer)
         return metrics
 
-    def critic_objective(self, batch: Batch, next_actions: Tensor) -> tuple[Tensor, Metrics]:
-        """The critics' TD losses, in units of each critic, and their terms.
+    def critic_objective(self, batch: Batch, next_actions: Tensor | None) -> tuple[Tensor, Metrics]:
+        """The critics' squared errors, in units of each critic, and their terms.
 
         Args:
             batch: Windows in units of the task.
-            next_actions: (B, T, A) the policy's own action after each step.
+            next_actions: (B, T, A) the policy's own action after each step; None: targets are the
+                recorded sums.
         """
-        config, policy, known = self.config, self.policy, self._known(batch)
-        obs, next_obs = policy.normalizer.obs(batch.obs), policy.normalizer.obs(batch.next_obs)
+        policy, known = self.policy, self._known(batch)
+        obs = policy.normalizer.obs(batch.obs)
         context = policy.critic_context(batch.ctg, batch.timesteps)
         values = policy.critics(obs, policy.normalizer.actions(batch.actions), context)
-        with torch.no_grad():
-            to_go, later = batch.ctg - batch.costs, batch.timesteps + 1
-            context = policy.critic_context(to_go, later)
-            next_values = self.target_critics(next_obs, next_actions, context)
-        stops = batch.terminals if context is None else batch.ends
+        targets = {"reward": batch.reward_sums, "cost": batch.cost_sums}
+        if next_actions is not None:
+            targets = self._td_targets(batch, next_actions)
         total, terms = torch.zeros((), device=self.device), {}
         for signal, twins in values.items():
-            if signal == "reward":
-                following = losses.pessimistic(next_values[signal], -config.target_pessimism)
-                target = losses.td_target(batch.rewards, following, stops, config.discount)
-            else:
-                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
-                following = losses.pessimistic(next_values[signal], config.target_pessimism)
-                target = losses.td_target(
-                    batch.costs, following.clamp(min=0.0), stops, config.cost_discount
-                )
             unit = policy.critics.unit(signal)
-            loss = losses.td_loss(twins / unit, target / unit, known)
+            loss = losses.td_loss(twins / unit, targets[signal] / unit, known)
             total = total + loss
             terms[f"{METRIC[signal]}_loss"] = loss.detach()
             terms[f"{METRIC[signal]}_data"] = losses.masked_mean(twins.detach()[0], known)
         return total, terms
 
+    @torch.no_grad()
+    def _td_targets(self, batch: Batch, next_actions: Tensor) -> dict[str, Tensor]:
+        config, policy = self.config, self.policy
+        context = policy.critic_context(batch.ctg - batch.costs, batch.timesteps + 1)
+        next_obs = policy.normalizer.obs(batch.next_obs)
+        next_values = self.target_critics(next_obs, next_actions, context)
+        stops = batch.terminals if context is None else batch.ends
+        targets = {}
+        for signal, twins in next_values.items():
+            if signal == "reward":
+                following = losses.pessimistic(twins, -config.target_pessimism)
+                target = losses.td_target(batch.rewards, following, stops, config.discount)
+            else:
+                # A cost-to-go is never negative; clipping keeps early errors from feeding back.
+                following = losses.pessimistic(twins, config.target_pessimism).clamp(min=0.0)
+                target = losses.td_target(batch.costs, following, stops, config.cost_discount)
+            targets[signal] = target
+        return targets
+
     def _known(self, batch: Batch) -> Tensor:
         """(B, T) bool, steps that critics are trained on."""
-        followed = batch.mask if self.policy.token_critics else batch.next_known
+        followed = batch.mask if self.policy.finite_critics else batch.next_known
         return followed & ~batch.held_out[:, None]
 
     @torch.no_grad()

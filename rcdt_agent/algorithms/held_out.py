@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -58,7 +62,7 @@ def critic_errors(
     for name, twins in policy.critics(obs, actions, context).items():
         values, discount = signals[name]
         estimate = _numpy(losses.pessimistic(twins, 0.0))
-        ends_known = context is not None
+        ends_known = policy.finite_critics
         sums, counted = _sums(
             dataset, estimate, values.astype(np.float64), discount, ends_known=ends_known
         )
@@ -73,6 +77,15 @@ def discounted_sums(rewards: Float64Array, discount: float, beyond: float = 0.0)
         beyond = rewards[t] + discount * beyond
         sums[t] = beyond
     return sums
+
+
+def trajectory_sums(
+    dataset: TrajectoryDataset, rewards: npt.NDArray[np.floating[Any]], discount: float
+) -> Float64Array:
+    """(N,) `discounted_sums` of every trajectory; nothing follows its last step."""
+    values = rewards.astype(np.float64)
+    bounds = pairwise(dataset.offsets.tolist())
+    return np.concatenate([discounted_sums(values[i:j], discount) for i, j in bounds])
 
 
 def _sums(

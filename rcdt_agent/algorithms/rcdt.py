@@ -18,9 +18,14 @@ from rcdt_agent.config import Config, make_config
 from rcdt_agent.critics import update_target
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, Relabelling, WindowSampler
-from rcdt_agent.data.weights import normalize_weights, outcome_weights, trajectory_probabilities
+from rcdt_agent.data.weights import (
+    FrontierWeights,
+    normalize_weights,
+    outcome_weights,
+    trajectory_probabilities,
+)
 from rcdt_agent.deploy.policy import ConditionedPolicy
-from rcdt_agent.model import Gaussian
+from rcdt_agent.model import Gaussian, Window
 
 
 class RCDT(CriticLearning):
@@ -56,6 +61,14 @@ class RCDT(CriticLearning):
         config, policy, training = self.config, self.policy, self.training
         probabilities = trajectory_probabilities(dataset, config.sampling, config.cost_ceiling)
         weights = outcome_weights(dataset.outcomes, config, policy.cost_limit)
+        frontier = None
+        if config.weighting == "frontier":
+            frontier = FrontierWeights(
+                dataset,
+                quantile=config.target_quantile,
+                cost_unit=policy.cost_limit,
+                sharpness=config.frontier_sharpness,
+            )
         self.sampler = WindowSampler(
             dataset,
             context_length=config.context_length,
@@ -73,6 +86,8 @@ class RCDT(CriticLearning):
                 pareto_fraction=config.pareto_fraction,
                 pareto_increase=config.pareto_increase,
             ),
+            frontier=frontier,
+            sums=self.recorded_sums(dataset),
             device=self.device,
         )
         self.multipliers = Multipliers(config.initial_temperature).to(self.device)
@@ -96,27 +111,33 @@ class RCDT(CriticLearning):
         }
         self.setup_critics()
         self._target_entropy = -float(dataset.action_size)
-        hidden = self.online.hidden
-        self._hidden = torch.compile(hidden) if config.compile else hidden
+        features = self.online.features
+        self._features = torch.compile(features) if config.compile else features
 
     # ------------------------------------------------------------ one iteration of Algorithm 1
 
     def step(self) -> Metrics:
         """Critics, policy, dual ascent, target networks."""
-        batch, active = self.sampler.sample(), self.critics_active
+        batch = self.sampler.sample()
         metrics: Metrics = {}
-        if active:
-            metrics = self.critic_step(batch)
-            update_target(self.target_critics, self.policy.critics, self.target_rate)
+        if self.critics_active:
+            metrics = self.critic_step(self._critic_batch(batch))
+            if not self.monte_carlo:
+                update_target(self.target_critics, self.policy.critics, self.target_rate)
             last = self.num_timesteps == self.total_steps - 1
             if last or self.num_timesteps % CHECK_EVERY == 0:
                 metrics |= self.check_critics()
-        metrics |= self.policy_step(batch, signals=self.signals_that_act if active else ())
+        signals = self.signals_that_act if self.terms_active else ()
+        metrics |= self.policy_step(batch, signals=signals)
         if self.config.ema_decay:
             rate = schedules.ema_rate(self.num_timesteps, self.config.ema_decay)
             update_target(self.policy.transformer, self.online, rate)
         self.training.scaler.update()
         return metrics
+
+    def _critic_batch(self, batch: Batch) -> Batch:
+        """What critics learn from: of actions that the policy shall not imitate, too."""
+        return self.sampler.sample_plain() if self.config.weighting == "frontier" else batch
 
     def policy_step(self, batch: Batch, *, signals: Collection[str]) -> Metrics:
         """Minimise the policy's objective once, then move lambda.
@@ -156,15 +177,27 @@ class RCDT(CriticLearning):
         optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         self.training.scaler.step(optimizer)
         if "cost_estimate" in metrics:
-            metrics["cost_estimate"] = self.dual_step(metrics["cost_estimate"])
+            metrics["cost_estimate"] = self.dual_step(metrics)
         if config.cost_penalty:
             metrics["lambda"] = self.multipliers.lmbda.clone()
         return {
             **metrics,
             "grad_norm": norm,
-            "weight_ess": losses.effective_sample_size(batch.weights),
+            "weight_ess": self._weight_ess(batch),
             "temperature": self.multipliers.log_temperature.detach().exp(),
         }
+
+    def _actions_to_judge(self, policy: Gaussian, noise: Tensor) -> Tensor:
+        """(..., A) the actions that critic terms judge.
+
+        The mean is not clipped: beyond the bounds, too, a critic's gradient shall move it.
+        """
+        return policy.rsample(noise) if self.config.sampled_actions else policy.mean
+
+    def _weight_ess(self, batch: Batch) -> Tensor:
+        if self.config.weighting == "frontier":
+            return self.sampler.weight_ess
+        return losses.effective_sample_size(batch.weights)
 
     def policy_objective(
         self,
@@ -185,8 +218,8 @@ class RCDT(CriticLearning):
         """
         config, normalizer = self.config, self.policy.normalizer
         window = normalizer.window(batch)
-        hidden = self._hidden(window)
-        policy: Gaussian = self.online.head(hidden)
+        features = self._features(window)
+        policy: Gaussian = self.online.head(features)
         log_prob = policy.log_prob(window.actions)
         loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
         entropy = losses.masked_mean(policy.entropy(), batch.mask)
@@ -199,20 +232,20 @@ class RCDT(CriticLearning):
         if config.entropy_bonus:
             loss = loss - temperature.detach() * entropy
         if config.cost_head_weight:
-            logits = self.online.cost_logits(hidden, window.actions)
+            logits = self.online.cost_logits(features, window.actions)
             cost_head_loss = losses.cost_head_loss(logits, batch.costs, batch.mask)
             loss = loss + config.cost_head_weight * cost_head_loss
             terms["cost_head_loss"] = cost_head_loss.detach()
         if signals:
             context = self.policy.critic_context(batch.ctg, batch.timesteps)
-            values = self.policy.critics(window.obs, policy.rsample(noise), context)
+            values = self.policy.critics(window.obs, self._actions_to_judge(policy, noise), context)
         if "reward" in signals:
             q_a, q_b = values["reward"].flip(0) if swap else values["reward"]
             scale = losses.q_scale(q_b, batch.mask) if scale is None else scale
             loss = loss - config.eta * losses.q_guidance(q_a, scale, batch.mask)
             terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
         if "cost" in signals:
-            penalty, cost_terms = self._cost_penalty(batch, values["cost"])
+            penalty, cost_terms = self._cost_penalty(batch, window, values["cost"])
             loss = loss + self.multipliers.lmbda * penalty
             terms |= cost_terms
         terms = {"loss": loss.detach(), **terms}
@@ -227,37 +260,55 @@ class RCDT(CriticLearning):
         for part, noise in parts:
             with self.autocast():
                 window = self.policy.normalizer.window(part)
-                policy = self.online.head(self._hidden(window))
+                policy = self.online.head(self._features(window))
                 context = self.policy.critic_context(part.ctg, part.timesteps)
-                values = self.policy.critics(window.obs, policy.rsample(noise), context)
+                actions = self._actions_to_judge(policy, noise)
+                values = self.policy.critics(window.obs, actions, context)
                 _, q_b = values["reward"].flip(0) if swap else values["reward"]
             scale += losses.q_scale(q_b, part.mask) * part.mask.sum() / n_steps
         return scale
 
-    def _cost_penalty(self, batch: Batch, twins: Tensor) -> tuple[Tensor, Metrics]:
+    def _cost_penalty(self, batch: Batch, window: Window, twins: Tensor) -> tuple[Tensor, Metrics]:
         """What lambda multiplies, and what dual ascent compares with kappa."""
-        costs = losses.pessimistic(twins, self.config.cost_pessimism)
+        config = self.config
+        costs = losses.pessimistic(twins, config.cost_pessimism)
         mean = losses.cost_penalty(costs, batch.mask)
         terms = {"cost_estimate": mean.detach(), "cost_policy": mean.detach()}
-        if self.config.kappa_mode != "token":
+        if config.kappa_mode in ("critic", "episode"):
             return mean, terms
-        allowed = self.policy.cost_allowance(batch.ctg, batch.timesteps)
-        terms["cost_estimate"] = losses.masked_mean(costs.detach() - allowed, batch.mask)
-        return losses.cost_excess(costs, allowed, batch.mask), terms
+        if config.kappa_mode == "token":
+            allowed = self.policy.cost_allowance(batch.ctg, batch.timesteps)
+            terms["cost_estimate"] = losses.masked_mean(costs.detach() - allowed, batch.mask)
+            return losses.cost_excess(costs, allowed, batch.mask), terms
+        left = batch.ctg.clamp(min=0.0)
+        excess = losses.cost_excess(costs, left, batch.mask)
+        with torch.no_grad():
+            context = self.policy.critic_context(batch.ctg, batch.timesteps)
+            recorded = self.policy.critics(window.obs, window.actions, context)["cost"]
+            recorded = losses.pessimistic(recorded, config.cost_pessimism)
+            terms["cost_estimate"] = excess.detach()
+            terms["cost_recorded"] = losses.cost_excess(recorded, left, batch.mask)
+        return excess / self.policy.critics.unit("cost"), terms
 
-    def dual_step(self, cost_estimate: Tensor) -> Tensor:
+    def dual_step(self, metrics: Metrics) -> Tensor:
         """Move lambda; returns what was compared with kappa."""
-        config = self.config
+        config, cost_estimate = self.config, metrics["cost_estimate"]
+        kappa = config.kappa
         if config.kappa_mode == "episode":
             cost_estimate = cost_estimate * losses.episode_cost_factor(
                 config.cost_discount, self.policy.episode_length
             )
+        elif config.kappa_mode == "token":
+            kappa = 0.0  # each step's own was taken off already
+        elif config.kappa_mode == "data":
+            reference = metrics["cost_recorded"]
+            cost_estimate = losses.relative_excess(cost_estimate, reference, config.cost_reduction)
+            kappa = 0.0
         self.multipliers.lmbda.copy_(
             losses.dual_ascent(
                 self.multipliers.lmbda,
                 cost_estimate,
-                # With `token`, each step's own was taken off already.
-                kappa=0.0 if config.kappa_mode == "token" else config.kappa,
+                kappa=kappa,
                 step_size=config.lambda_step,
                 maximum=config.lambda_max,
             )

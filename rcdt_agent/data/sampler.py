@@ -9,10 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rcdt_agent._types import BoolArray
+from rcdt_agent import losses
+from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Sampling
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.weights import trajectory_probabilities
+from rcdt_agent.data.weights import FrontierWeights, trajectory_probabilities
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.model import Window
 
@@ -30,7 +31,10 @@ class Batch(Window):
         terminals: (B, T) bool, the task ended with this step.
         ends: (B, T) bool, the trajectory ended with this step, in whichever way.
         next_known: (B, T) bool, real steps whose `next_obs` was recorded or is not needed.
-        weights: (B,) weight of the window's trajectory.
+        reward_sums: (B, T) discounted rewards from the step to the end of the trajectory; zeros
+            unless the sampler was given them.
+        cost_sums: (B, T) the same of costs.
+        weights: (B,) weight of the window in the loss.
         held_out: (B,) bool, critics are not trained on the window's trajectory.
     """
 
@@ -40,6 +44,8 @@ class Batch(Window):
     terminals: Tensor
     ends: Tensor
     next_known: Tensor
+    reward_sums: Tensor
+    cost_sums: Tensor
     weights: Tensor
     held_out: Tensor
 
@@ -78,11 +84,18 @@ class Relabelling:
     pareto_increase: float = 0.1
 
 
+CANDIDATES = 4
+"""Windows drawn for each one that is kept, where weights decide which are."""
+
+
 class WindowSampler:
     """Draws batches of windows of `context_length` steps.
 
     On the CPU the dataset's arrays are read where they are; to another device they are copied
     once. Random numbers come from a CPU generator on every device, so that a run can move.
+
+    Attributes:
+        weight_ess: Effective sample size of the last candidates' frontier weights, a share.
     """
 
     def __init__(
@@ -97,6 +110,8 @@ class WindowSampler:
         weights: Tensor | None = None,
         held_out: BoolArray | None = None,
         relabelling: Relabelling | None = None,
+        frontier: FrontierWeights | None = None,
+        sums: Float32Array | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         """Bring the data to the device.
@@ -111,6 +126,9 @@ class WindowSampler:
             weights: (M,) weight of each trajectory; ones by default.
             held_out: (M,) bool, trajectories that critics are not trained on; none by default.
             relabelling: Of tokens; none by default.
+            frontier: Draw windows by these weights, instead of weighing them in the loss: few are
+                near the frontier, and a batch should be full of those.
+            sums: (N, 2) discounted rewards and costs from each step on, for `Batch`.
             device: Where batches are made.
         """
         for name, value in (("context_length", context_length), ("batch_size", batch_size)):
@@ -127,12 +145,14 @@ class WindowSampler:
         self.device = torch.device(device)
         self._obs = self._to_device(dataset.observations)
         self._actions = self._to_device(dataset.actions)
-        # Of each step: reward, cost, return-to-go, cost-to-go; gathered together.
-        self._numbers = self._to_device(
-            np.stack(
-                (dataset.rewards, dataset.costs, dataset.returns_to_go, dataset.costs_to_go), axis=1
-            )
-        )
+        self._frontier = frontier
+        self.weight_ess = torch.ones((), device=torch.device(device))  # of the last candidates
+        # Of each step: reward, cost, return-to-go, cost-to-go, sums; gathered together.
+        numbers = (dataset.rewards, dataset.costs, dataset.returns_to_go, dataset.costs_to_go)
+        columns = np.stack(numbers, axis=1)
+        if sums is not None:
+            columns = np.concatenate((columns, sums), axis=1)
+        self._numbers = self._to_device(columns)
         self._final_obs = self._to_device(dataset.final_observations)
         self._first = self._to_device(dataset.offsets[:-1])
         self._lengths = self._to_device(dataset.lengths)
@@ -145,22 +165,28 @@ class WindowSampler:
         )
         probabilities = trajectory_probabilities(dataset, sampling, cost_ceiling)
         self._cdf = torch.from_numpy(np.cumsum(probabilities)).to(self.device)
-        frontier = dataset.frontier()
-        self._frontier_rows = self._to_device(frontier.rows)
-        self._frontier_costs = self._to_device(frontier.costs.astype(np.float64))
+        pareto = dataset.frontier()
+        self._frontier_rows = self._to_device(pareto.rows)
+        self._frontier_costs = self._to_device(pareto.costs.astype(np.float64))
         self._return_span = float(np.ptp(dataset.episode_returns))
 
     def sample(self) -> Batch:
         """Draw the next batch."""
-        relabelling, uniform = self.relabelling, self._uniform(2)
-        rows = torch.searchsorted(self._cdf, uniform[0] * self._cdf[-1], right=True)
-        rows = rows.clamp(max=len(self._lengths) - 1)
-        more_return = more_cost = torch.zeros((), dtype=torch.float64, device=self.device)
+        relabelling = self.relabelling
+        n = self.batch_size if self._frontier is None else CANDIDATES * self.batch_size
+        uniform = self._uniform(2, n)
+        rows = self._trajectories(uniform[0])
+        more_return = more_cost = torch.zeros(n, dtype=torch.float64, device=self.device)
         if relabelling.pareto_fraction:
             rows, more_return, more_cost = self._towards_frontier(rows)
         if relabelling.slack_fraction:
-            more_cost = more_cost + self._slack()
-        batch = self._windows(rows, (uniform[1] * self._lengths[rows]).long())
+            more_cost = more_cost + self._slack(n)
+        starts = (uniform[1] * self._lengths[rows]).long()
+        if self._frontier is not None:
+            kept = self._near_frontier(rows, starts, more_return, more_cost)
+            rows, starts = rows[kept], starts[kept]
+            more_return, more_cost = more_return[kept], more_cost[kept]
+        batch = self._windows(rows, starts)
         if not (relabelling.pareto_fraction or relabelling.slack_fraction):
             return batch
         return replace(
@@ -168,6 +194,30 @@ class WindowSampler:
             rtg=batch.rtg + more_return.float()[..., None] * batch.mask,
             ctg=batch.ctg + more_cost.float()[..., None] * batch.mask,
         )
+
+    def sample_plain(self) -> Batch:
+        """Draw a batch that no weight and no relabelling acts on."""
+        uniform = self._uniform(2, self.batch_size)
+        rows = self._trajectories(uniform[0])
+        return self._windows(rows, (uniform[1] * self._lengths[rows]).long())
+
+    def _trajectories(self, uniform: Tensor) -> Tensor:
+        """(B,) trajectories that uniform numbers stand for."""
+        rows = torch.searchsorted(self._cdf, uniform * self._cdf[-1], right=True)
+        return rows.clamp(max=len(self._lengths) - 1)
+
+    def _near_frontier(
+        self, rows: Tensor, starts: Tensor, more_return: Tensor, more_cost: Tensor
+    ) -> Tensor:
+        """(B,) which candidates to keep, drawn in proportion to their weights."""
+        assert self._frontier is not None
+        numbers = self._numbers[self._first[rows] + starts]
+        rtg, ctg = numbers[:, 2] + more_return.float(), numbers[:, 3] + more_cost.float()
+        weights = self._frontier(starts, rtg, ctg)
+        self.weight_ess = losses.effective_sample_size(weights)
+        total = weights.double().clamp(min=1e-30).cumsum(0)
+        kept = torch.searchsorted(total, self._uniform(1, self.batch_size)[0] * total[-1])
+        return kept.clamp(max=len(total) - 1)
 
     def windows(self, trajectories: Tensor, starts: Tensor) -> Batch:
         """The windows that begin at step `starts` of `trajectories`, both (B,) int64.
@@ -191,7 +241,8 @@ class WindowSampler:
         step, rows = step[:, :-1], rows[:, :-1]
         mask, last = step < length, step == length - 1
         numbers = _gather(self._numbers, rows) * mask[..., None]
-        rewards, costs, rtg, ctg = numbers.unbind(-1)
+        rewards, costs, rtg, ctg, *sums = numbers.unbind(-1)
+        reward_sums, cost_sums = sums or (torch.zeros_like(rewards),) * 2
         return Batch(
             obs=obs[:, :-1] * mask[..., None],
             actions=_gather(self._actions, rows) * mask[..., None],
@@ -205,19 +256,21 @@ class WindowSampler:
             terminals=last & self._terminated[trajectories][:, None],
             ends=last,
             next_known=mask & (~last | self._final_known[trajectories][:, None]),
+            reward_sums=reward_sums,
+            cost_sums=cost_sums,
             weights=self._weights[trajectories],
             held_out=self._held_out[trajectories],
         )
 
-    def _slack(self) -> Tensor:
-        """(B,) what CTG gains: zero, or exponentially distributed."""
-        draw = self._uniform(2)
+    def _slack(self, n: int) -> Tensor:
+        """(n,) what CTG gains: zero, or exponentially distributed."""
+        draw = self._uniform(2, n)
         relabelled = draw[0] < self.relabelling.slack_fraction
         return -self.relabelling.slack * torch.log1p(-draw[1]) * relabelled
 
     def _towards_frontier(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Swap some trajectories for frontier ones, with what their RTG and CTG gain."""
-        draw, costs = self._uniform(3), self._frontier_costs
+        draw, costs = self._uniform(3, len(rows)), self._frontier_costs
         cost = costs[0] + draw[1] * (costs[-1] - costs[0])
         place = torch.searchsorted(costs, cost, right=True) - 1
         swapped = draw[0] < self.relabelling.pareto_fraction
@@ -225,9 +278,9 @@ class WindowSampler:
         more_cost = (cost - costs[place]) * swapped
         return torch.where(swapped, self._frontier_rows[place], rows), more_return, more_cost
 
-    def _uniform(self, n: int) -> Tensor:
+    def _uniform(self, n: int, size_b: int) -> Tensor:
         """(n, B) uniform numbers in float64, so that long trajectories are reached evenly."""
-        size = (n, self.batch_size)
+        size = (n, size_b)
         return torch.rand(size, dtype=torch.float64, generator=self.generator).to(self.device)
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:

@@ -10,7 +10,7 @@ from rcdt_agent import losses
 from rcdt_agent._types import Float64Array
 from rcdt_agent.config import Config, Sampling
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.frontier import Outcomes
+from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
 from rcdt_agent.errors import InvalidArgumentError
 
 
@@ -50,6 +50,38 @@ def normalize_weights(
     """
     mean = (weights * probabilities).sum() / probabilities.sum()
     return (weights / mean).clamp(min=floor, max=maximum)
+
+
+TYPICAL_QUANTILE = 0.5
+"""Of the returns that `frontier` weights take for typical."""
+
+
+class FrontierWeights:
+    """`losses.frontier_weights` of steps and their tokens, looked up in tables of the data."""
+
+    def __init__(
+        self, dataset: TrajectoryDataset, *, quantile: float, cost_unit: float, sharpness: float
+    ) -> None:
+        """Tabulate the best and the typical returns-to-go.
+
+        Args:
+            dataset: Training data.
+            quantile: Which return-to-go is the best, such as 0.99: one lucky trajectory is not.
+            cost_unit: As for `ReturnToGoTable.fit`.
+            sharpness: As for `losses.frontier_weights`.
+        """
+        self.sharpness = sharpness
+        self._best = ReturnToGoTable.fit(dataset, quantile=quantile, cost_unit=cost_unit)
+        self._typical = ReturnToGoTable.fit(dataset, quantile=TYPICAL_QUANTILE, cost_unit=cost_unit)
+        self._least = 1e-3 * float(np.ptp(dataset.episode_returns)) or 1e-3
+
+    def __call__(self, timesteps: Tensor, rtg: Tensor, ctg: Tensor) -> Tensor:
+        """(B,) weights of steps (B,) with these returns-to-go, shown with these cost tokens."""
+        steps, costs = timesteps.cpu().numpy(), ctg.cpu().numpy()
+        best = torch.from_numpy(self._best(steps, costs)).to(rtg.device)
+        typical = torch.from_numpy(self._typical(steps, costs)).to(rtg.device)
+        best = torch.maximum(best, typical + self._least)  # where all returns are alike
+        return losses.frontier_weights(rtg, best, typical, self.sharpness)
 
 
 def outcome_weights(outcomes: Outcomes, config: Config, cost_limit: float) -> Tensor:

@@ -23,6 +23,12 @@ from rcdt_agent.stats import bootstrap_means
 TargetReturn = str | float
 """`auto` (from the data), `paper` (the published table), or a number."""
 
+NO_RETURN_TOKEN = (
+    "`target_return` cannot be asked of this agent: its policy is told the cost budget alone, and "
+    "returns as much as it has learned to within it. Train with `return_token=True`, or a variant "
+    "that has it, such as `cdt`."
+)
+
 _CALIBRATION_RESAMPLES = 1000
 
 
@@ -42,6 +48,7 @@ class Conditioning:
         replan: Never ask for more return than the data show from here on.
         exhausted_mode: The same once the budget is spent, with a cost-to-go of zero.
         calibration: From a budget to the token that keeps it; None: the budget itself.
+        return_token: Whether the policy is told a return; if not, none can be asked for.
     """
 
     outcomes: Outcomes
@@ -54,6 +61,7 @@ class Conditioning:
     replan: bool = False
     exhausted_mode: bool = False
     calibration: TokenCalibration | None = None
+    return_token: bool = True
 
     @classmethod
     def from_config(cls, config: Config, **data: Any) -> Conditioning:
@@ -64,6 +72,7 @@ class Conditioning:
             ctg_floor=config.ctg_floor,
             replan=config.replan,
             exhausted_mode=config.exhausted_mode,
+            return_token=config.return_token,
             **data,
         )
 
@@ -82,10 +91,13 @@ class Conditioning:
             request: `auto`, `paper` or a number.
 
         Raises:
-            InvalidArgumentError: Unknown word, no published table, or not a finite number.
+            InvalidArgumentError: Unknown word, no published table, not a finite number, or the
+                policy is not told a return.
         """
         if request == "auto":
             return self.outcomes.target_return(float(self.token(cost_budget)), self.quantile)
+        if not self.return_token:
+            raise InvalidArgumentError(NO_RETURN_TOKEN)
         if request == "paper":
             if not self.published:
                 raise InvalidArgumentError(

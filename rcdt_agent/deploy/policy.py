@@ -79,6 +79,8 @@ class ConditionedPolicy(Policy):
         episode_length: Longest episode.
         cost_limit: c_lim of the trajectory weights, and the default unit of cost.
         shield_candidates: Actions that the critic shield chooses from; 0: no shield.
+        token_critics: Whether critics see the cost-to-go token and the time.
+        finite_critics: Whether critics end with the episode; else they look beyond time limits.
     """
 
     def __init__(
@@ -98,6 +100,7 @@ class ConditionedPolicy(Policy):
         self.episode_length = episode_length
         self.cost_limit = cost_limit
         self.token_critics = config.critic_inputs == "token"
+        self.finite_critics = self.token_critics or config.critic_targets == "monte_carlo"
         self.cost_discount = config.cost_discount
         self.cost_pessimism = config.cost_pessimism
         self.shield_candidates = config.shield_candidates
@@ -105,14 +108,18 @@ class ConditionedPolicy(Policy):
         self.transformer = PolicyTransformer(
             *sizes,
             episode_length=episode_length,
-            smooth_time=config.time_embedding == "fourier",
+            time_embedding=config.time_embedding,
             token_features=normalizer.token_features,
             n_layers=config.n_layers,
             n_heads=config.n_heads,
             width=config.embedding_size,
+            return_token=config.return_token,
             cost_token=config.cost_token,
+            action_token=config.action_token,
             dropout=config.dropout,
             attention_dropout=config.attention_dropout,
+            head_width=config.head_width,
+            state_dependent_std=config.state_dependent_std,
             log_std_range=config.log_std_range,
             cost_head=config.cost_head_weight > 0,
         )
@@ -195,7 +202,9 @@ class ConditionedPolicy(Policy):
     def cost_allowance(self, ctg: Tensor, timesteps: Tensor) -> Tensor:
         """(...,) what the cost critic says of spending `ctg` evenly over the steps left."""
         steps_left = self.episode_length - timesteps
-        return losses.cost_allowance(ctg, steps_left, self.cost_discount, finite=self.token_critics)
+        return losses.cost_allowance(
+            ctg, steps_left, self.cost_discount, finite=self.finite_critics
+        )
 
     def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
         """Action distribution, in [-1, 1], of windows in task units."""

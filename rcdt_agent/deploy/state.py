@@ -196,6 +196,12 @@ class AgentState:
             cost_budget=np.broadcast_to(budget, shape).copy(),
         )
 
+    def with_own_targets(
+        self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike
+    ) -> AgentState:
+        """The same episodes at targets of their own: the agent's do not apply to them."""
+        return replace(self.with_targets(target_return, cost_budget), follows_agent=False)
+
     def with_facts(
         self, total_return: Float32Array, total_cost: Float32Array, episode_step: Float32Array
     ) -> AgentState:

@@ -71,11 +71,7 @@ def _predictions(
     first, lengths = data.offsets[rows], data.lengths[rows]
     state = None  # others act the same at every budget
     if agent.budgets == "any":
-        state = agent.begin(
-            len(rows),
-            cost_budget=np.full(len(rows), budget),
-            target_return=data.episode_returns[rows],
-        )
+        state = agent.begin(len(rows)).with_own_targets(data.episode_returns[rows], budget)
     for step in range(int(lengths.max())):
         now = first + np.minimum(step, lengths - 1)  # ended ones stand still, and are not noted
         running = step < lengths
