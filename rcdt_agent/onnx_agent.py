@@ -156,9 +156,9 @@ class OnnxAgent(EpisodeRules):
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:
+            target_return = check_targets(target_return, n_envs)
             if not self.conditioning.return_token:
                 raise InvalidArgumentError(NO_RETURN_TOKEN)
-            target_return = check_targets(target_return, n_envs)
         elif cost_budget is not None:
             targets = np.array([self._target(float(budget), "auto") for budget in budgets])
             for budget, target in zip(budgets.tolist(), targets.tolist(), strict=True):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import QUICK, random_arrays
 
-from rcdt_agent import RCDT, TrajectoryDataset
+from rcdt_agent import RCDT, ReturnCostTokens, TrajectoryDataset
 from rcdt_agent.config import make_config
 from rcdt_agent.errors import (
     DatasetError,
@@ -113,7 +113,8 @@ def test_same_seed_same_agent_and_nobodys_randomness_is_touched(drivers):
         assert torch.equal(a, b)
     other = RCDT(**{**QUICK, "seed": 4}).learn(drivers)
     assert not torch.equal(
-        other.policy.transformer.head.linear.weight, one.policy.transformer.head.linear.weight
+        other.policy.transformer.head.layers[-1].weight,
+        one.policy.transformer.head.layers[-1].weight,
     )
 
 
@@ -228,18 +229,32 @@ def test_budget_and_target(agent, drivers):
     low = agent.target_return
     agent.set_cost_budget(30)
     assert agent.target_return > low
-    with pytest.warns(UserWarning, match="exceeds the best return"):
-        agent.set_cost_budget(5, target_return=500)
-    assert agent.target_return == 500
     for bad in (-3.0, float("nan")):
         with pytest.raises(InvalidArgumentError, match="`cost_budget` must be >= 0"):
             agent.set_cost_budget(bad)
+    for request in (50.0, "paper"):
+        with pytest.raises(InvalidArgumentError, match="told the cost budget alone"):
+            agent.set_cost_budget(5, request)
+    with pytest.raises(InvalidArgumentError, match="told the cost budget alone"):
+        agent.begin(1, 5, target_return=50.0)
+    env = ReturnCostTokens(gym.make(ENV_ID), target_return=50.0)
+    with pytest.raises(InvalidArgumentError, match="told the cost budget alone"):
+        agent.predict(env.reset(seed=0)[0])
+    assert agent.cost_budget == 30
+
+
+def test_a_return_can_be_asked_of_a_policy_with_its_token(drivers):
+    agent = RCDT(return_token=True, **QUICK).learn(drivers, 2)
+    with pytest.warns(UserWarning, match="exceeds the best return"):
+        agent.set_cost_budget(5, target_return=500)
+    assert agent.target_return == 500
     with pytest.raises(InvalidArgumentError, match="needs a DSRL task"):
         agent.set_cost_budget(5, "paper")
 
 
 def test_a_budget_set_before_training_is_kept(drivers):
-    agent = RCDT(cost_budget=4.0, target_return=12.0, **QUICK).learn(drivers, 2)
+    settings = {"return_token": True, **QUICK}
+    agent = RCDT(cost_budget=4.0, target_return=12.0, **settings).learn(drivers, 2)
     assert (agent.cost_budget, agent.target_return) == (4.0, 12.0)
 
 
@@ -340,7 +355,7 @@ def test_parameters(agent, drivers):
     obs = drivers.observations[:3]
     before, _ = agent.predict(obs)
     with torch.no_grad():
-        agent.policy.transformer.head.linear.bias += 0.3
+        agent.policy.transformer.head.layers[-1].bias += 0.3
     assert not np.allclose(agent.predict(obs, agent.begin(3))[0], before)
     agent.set_parameters(parameters)
     np.testing.assert_array_equal(agent.predict(obs, agent.begin(3))[0], before)

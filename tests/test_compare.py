@@ -33,7 +33,7 @@ def file(tmp_path, drivers):
 def test_every_algorithm_is_compared_by_default():
     methods = parse_methods(DEFAULT_METHODS)
     assert {method.algorithm for method in methods} == set(ALGORITHMS)
-    assert [m.name for m in methods][:2] == ["wdt", "cdt"]
+    assert [m.name for m in methods][:2] == ["wcdt", "cdt"]
     each = {m.algorithm for m in methods if m.one_policy_per_budget}
     assert each == {name for name, kind in ALGORITHMS.items() if kind.budgets == "one"}
     (fixed,) = parse_methods(["bc-safe+cost_budget=7"])

@@ -227,6 +227,7 @@ def logged(drivers):
     settings = {**QUICK, "critic_start": 0.0, "total_steps": 1}
     runs = [{"variant": variant} for variant in VARIANTS] + list(OPTIONS.values())
     runs.append({"variant": "rcdt-paper"})  # whose critics act from the first step on
+    runs.append({"held_out_fraction": 0.0})  # so do ours, unchecked
     for i, options in enumerate(runs):
         agent = RCDT(**{**settings, **options})
         agent.set_logger(Logger(None, [names]))

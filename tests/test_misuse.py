@@ -199,7 +199,8 @@ def test_an_episode_taken_over_under_way_goes_on(agent):
     for step in range(5, 8):
         action, state = agent.predict(obs, state)
         assert state.cost_to_go.tolist() == [20 - step]
-        assert state.timesteps[0, : step - 4].tolist() == list(range(5, step + 1))
+        known = range(max(5, step + 1 - agent.context_length), step + 1)
+        assert state.timesteps[0, : len(known)].tolist() == list(known)
         obs, *_ = env.step(action)
     assert state.steps.tolist() == [3] and state.episode_steps.tolist() == [8]
     obs, _ = env.reset()
@@ -265,12 +266,13 @@ def test_act_raises_with_the_cure(agent, drivers):
 def test_act_reads_a_wrapped_environments_facts(agent):
     env = agent.wrap(Spending(1.0))
     obs, _ = env.reset()
-    agent.reset(cost_budget=20, target_return=50.0)
+    agent.reset(cost_budget=20)
     for _ in range(3):
         obs, *_ = env.step(agent.act(obs))
     agent.act(obs)
     assert agent.episode.cost_to_go.tolist() == [17.0]
-    assert agent.target_return == 50.0
+    with pytest.raises(InvalidArgumentError, match="told the cost budget alone"):
+        agent.reset(cost_budget=20, target_return=50.0)
 
 
 # ------------------------------------------------------------ budgets

@@ -47,7 +47,8 @@ CALIBRATION = TokenCalibration(
 def folder(drivers, tmp_path_factory):
     """`agent.zip`, trained until its actions depend on its tokens, and `policy.onnx`."""
     folder = tmp_path_factory.mktemp("onnx_agent")
-    agent = RCDT(**{**QUICK, "learning_rate": 5e-3, "total_steps": 300}).learn(drivers)
+    settings = {**QUICK, "learning_rate": 5e-3, "total_steps": 300, "return_token": True}
+    agent = RCDT(**settings).learn(drivers)
     agent.save(folder / "agent.zip")
     agent.export_onnx(folder / "policy.onnx")
     return folder
@@ -172,6 +173,16 @@ def test_a_budget_changed_in_mid_episode_acts_at_once(agent, exported, n_envs):
         lambda a: a.begin(n_envs, cost_budget=20.0), lambda a: a.set_cost_budget(6.0),
     )  # fmt: skip
     assert (own.cost_budget == 20.0).all()
+
+
+def test_a_policy_without_a_return_token_acts_alike_and_takes_no_target(drivers, tmp_path):
+    agent = RCDT(**QUICK).learn(drivers)
+    agent.export_onnx(tmp_path / "policy.onnx")
+    runner = OnnxAgent(tmp_path / "policy.onnx")
+    drive(agent, runner, 3, lambda a: a.begin(3, cost_budget=[0.0, 9.0, 30.0]))
+    for call in (lambda: runner.begin(1, 5.0, 50.0), lambda: runner.set_cost_budget(5.0, 50.0)):
+        with pytest.raises(InvalidArgumentError, match="told the cost budget alone"):
+            call()
 
 
 def test_own_target_returns(agent, exported):

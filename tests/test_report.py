@@ -105,7 +105,7 @@ def test_all_parts_are_there(run):
     changed, same, versions = page.tables[1:]
     assert changed[0] == ["setting", "value", "default of preset tiny and variant rcdt"]
     assert sorted(changed[1:]) == [  # against what `rcdt train --preset tiny --help` shows
-        ["batch_size", "16", "128"], ["embedding_size", "16", "32"], ["total_steps", "120", "2000"],
+        ["batch_size", "16", "256"], ["embedding_size", "16", "32"], ["total_steps", "120", "2000"],
     ]  # fmt: skip
     assert ["kappa", "10.0"] in same and ["learning_rate", "0.001"] in same
     assert {row[0] for row in versions[1:]} >= {"rcdt_agent", "torch", "numpy", "gymnasium"}

@@ -184,9 +184,9 @@ def test_parameters_that_do_not_fit(agent, drivers, tmp_path):
     assert saved(agent) == before
     with pytest.raises(InvalidArgumentError, match=r"must hold \['policy'\], got \['actor'\]"):
         agent.set_parameters({"actor": {}}, exact_match=False)
-    part = {"transformer.head.linear.bias": torch.full((2,), 0.25)}
+    part = {"transformer.head.log_std": torch.full((1,), 0.25)}
     agent.set_parameters({"policy": part}, exact_match=False)
-    assert agent.policy.transformer.head.linear.bias.tolist() == [0.25, 0.25]
+    assert agent.policy.transformer.head.log_std.tolist() == [0.25]
     with pytest.raises(
         InvalidArgumentError, match=r"`policy`: `critics.*must have shape .*got None"
     ):
@@ -274,7 +274,7 @@ def test_copies_act_alike_and_are_independent(agent, drivers):
         np.testing.assert_array_equal(actions, expected)
         other.set_cost_budget(20)
         with torch.no_grad():
-            other.policy.transformer.head.linear.bias += 1
+            other.policy.transformer.head.layers[-1].bias += 1
     assert agent.cost_budget == 6.5
     assert copies["deepcopy"].dataset is agent.dataset  # shared: nobody changes it
     assert copies["pickle"].dataset is None

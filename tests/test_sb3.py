@@ -37,7 +37,7 @@ def wrapped_vec_env(agent, n, seeds=None):
         env = gym.make(ENV_ID)
         if seeds is not None:
             env = SeededEpisodes(env, seeds[i])
-        return Monitor(ReturnCostTokens(env, agent.target_return, agent.cost_budget))
+        return Monitor(ReturnCostTokens(env, cost_budget=agent.cost_budget))
 
     return DummyVecEnv([lambda i=i: make(i) for i in range(n)])
 
@@ -108,7 +108,7 @@ def test_loggers(drivers, tmp_path):
     assert [row["time/total_timesteps"] for row in rows] == ["10", "20", "30"]
     assert float(rows[-1]["train/nll"]) < float(rows[0]["train/nll"])
     lines = (tmp_path / "progress.json").read_text().splitlines()
-    assert json.loads(lines[-1])["train/lambda"] == 0.0
+    assert 0.0 <= json.loads(lines[-1])["train/lambda"] < 0.1
     assert any("tfevents" in path.name for path in tmp_path.iterdir())
     assert "steps_per_second" in (tmp_path / "log.txt").read_text()
 

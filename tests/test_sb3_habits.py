@@ -222,7 +222,7 @@ def test_auto_preset_is_said_once(drivers, capsys, caplog):
     caplog.set_level("INFO", logger="rcdt_agent")
     sizes = {name: value for name, value in QUICK.items() if name != "preset"}
     agent = RCDT(verbose=1, n_heads=2, device="cpu", **sizes)
-    assert agent.preset == "cpu" and agent.config.context_length == 2
+    assert agent.preset == "cpu" and agent.config.critic_layers == 3
     agent.learn(drivers, 2, progress_bar=True).learn(2)
     shown = capsys.readouterr()
     assert shown.out.count("Preset auto: the sizes of `cpu`, for device cpu.") == 1

@@ -40,7 +40,7 @@ def spoil(agent, step, value=float("inf")):
     def callback(_locals, _globals):
         if agent.num_timesteps == step:
             with torch.no_grad():
-                agent.online.head.linear.weight[0, 0] = value
+                agent.online.head.layers[-1].weight[0, 0] = value
         return True
 
     return callback
@@ -86,7 +86,12 @@ def test_a_learning_rate_that_really_diverges(drivers, settings, term):
 
 def test_only_the_guilty_terms_are_named(drivers):
     """The critic diverges; the imitation of that step is still sound and not accused."""
-    settings = {"critic_learning_rate": 1e25, "q_guidance": False, "held_out_fraction": 0.0}
+    settings = {
+        "critic_learning_rate": 1e25,
+        "q_guidance": False,
+        "held_out_fraction": 0.0,
+        "critic_targets": "td",
+    }
     agent = RCDT(**{**SETTINGS, **settings})
     with pytest.raises(TrainingError, match=r"`cost_\w+` is (nan|inf)") as error:
         agent.learn(drivers, 40)

@@ -34,8 +34,10 @@ def test_what_is_searched():
     space = search_space(make_config("cpu", "rcdt"))
     assert space["eta"] == ("choice", (0.1, 0.3, 0.5))
     assert set(space) == {
-        "eta", "alpha", "gamma", "learning_rate", "target_quantile", "context_length",
+        "eta", "frontier_sharpness", "cost_reduction", "learning_rate", "target_quantile",
+        "context_length",
     }  # fmt: skip
+    assert {"alpha", "gamma"} <= set(search_space(make_config("cpu", "rcdt-paper")))
     low, high = space["learning_rate"][1]
     assert low < make_config("cpu").learning_rate < high
     assert set(search_space(make_config("cpu", "cdt"))) == {

@@ -77,8 +77,8 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:
-            self._check_return_token()
             target_return = check_targets(target_return, n_envs)
+            self._check_return_token()
         elif cost_budget is not None:
             target_return = [self.target_of(float(budget)) for budget in budgets]
         self._last_begun = None  # whoever states that episodes begin has not lost one

@@ -42,7 +42,7 @@ def compare(
         task: Task whose simulator is used; by default the one that the file is named after.
         env: Instead: an environment of Gymnasium, such as my_package:Name-v0.
         offline: Do not roll out, even if there is a simulator.
-        methods: As for rcdt benchmark; by default wdt (RCDT's default variant), cdt and every
+        methods: As for rcdt benchmark; by default wcdt (RCDT's default variant), cdt and every
             other algorithm. Those of one budget are trained once for each.
         budgets: Cost budgets; by default the task's, or quartiles of the data's costs.
         seeds: One policy each.

@@ -61,19 +61,24 @@ class TuneResult:
 def search_space(config: BaseConfig) -> SearchSpace:
     """What is searched: the learning rate, and what acts in the variant of RCDT.
 
-    Eta where there is Q guidance, alpha and gamma where there are trajectory weights.
+    Eta where there is Q guidance, what shapes the weights where there are some, and how far the
+    cost penalty goes.
     """
     rate = config.learning_rate
     space: SearchSpace = {"learning_rate": ("log", (rate / 3, rate * 3))}
     if not isinstance(config, Config):
         return space
     space["target_quantile"] = ("linear", (0.5, 0.95))
-    space["context_length"] = ("choice", (5, 10, 20))
+    space["context_length"] = ("choice", (1, 2, 5) if config.context_length < 5 else (5, 10, 20))
     if config.q_guidance:
         space["eta"] = ("choice", (0.1, 0.3, 0.5))  # the paper's grid
     if config.weighting == "return_cost":
         space["alpha"] = ("log", (0.3, 3.0))
         space["gamma"] = ("log", (0.01, 0.3))
+    if config.weighting == "frontier":
+        space["frontier_sharpness"] = ("log", (2.0, 32.0))
+    if config.cost_penalty and config.kappa_mode == "data":
+        space["cost_reduction"] = ("linear", (0.05, 0.3))
     return space
 
 
