@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcdt_agent import baseline_losses
+from rcdt_agent import baseline_losses, distributed
 from rcdt_agent.algorithms.cpq import GaussianPolicy
 from rcdt_agent.algorithms.markov import ONE_BUDGET_RULES, OneBudgetAlgorithm, OneBudgetConfig
 from rcdt_agent.algorithms.training import Metrics
@@ -218,15 +218,17 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
                     self._initial(self.chi, batch, chi, first), weights, costs, chi, next_chi,
                     config.discount,
                 )  # fmt: skip
+                ell = distributed.gather_rows(ell)  # weights are relative to the global batch
                 tilt = baseline_losses.dice_cost_weights(ell, self.multipliers.tau)
                 chi_loss = (tilt * ell).mean()
                 self.minimize("chi", chi_loss)
             else:
-                tilt, chi_loss = torch.ones_like(weights), torch.zeros_like(weights[0])
+                tilt = weights.new_ones(len(weights) * distributed.world_size())
+                chi_loss = torch.zeros_like(weights[0])
             tilt = tilt.detach()
         return {
             "chi_loss": chi_loss.detach(),
-            "cost_estimate": (tilt * weights * costs).mean(),
+            "cost_estimate": (distributed.own_rows(tilt) * weights * costs).mean(),
             "cost_divergence": baseline_losses.dice_divergence(tilt),
         }
 
