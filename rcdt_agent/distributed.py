@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 
 import numpy as np
@@ -22,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from rcdt_agent.errors import InvalidArgumentError, RCDTError, TrainingError
+from rcdt_agent.errors import InvalidArgumentError, LostProcessError, RCDTError, TrainingError
 
 TIMEOUT = timedelta(hours=1)
 """How long ranks wait for each other: rank 0 may evaluate meanwhile."""
@@ -30,16 +31,16 @@ TIMEOUT = timedelta(hours=1)
 _LOST = ("gloo", "nccl", "connection", "peer", "broken pipe", "socket")  # in messages of a backend
 
 
-def start(device: torch.device | str = "cpu") -> None:
+def start() -> None:
     """Join the process group that `torchrun` describes in the environment, if it does.
 
-    Args:
-        device: Where to train; CUDA brings NCCL. Tensors on the CPU always go through Gloo.
+    Tensors on GPUs go through NCCL, those on the CPU through Gloo.
     """
     if dist.is_available() and not dist.is_initialized() and requested():
-        cuda = torch.device(device).type == "cuda"
-        backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
-        dist.init_process_group(backend, timeout=TIMEOUT)
+        cuda = torch.cuda.is_available()
+        if cuda:
+            torch.cuda.set_device(local_device("cuda"))
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
         atexit.register(stop)
 
 
@@ -52,6 +53,20 @@ def stop() -> None:
 def requested() -> bool:
     """Whether `torchrun` started this process as one of several."""
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def restarted() -> bool:
+    """Whether `torchrun --max-restarts` started this process again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def launcher() -> str:
+    """What starts a command like this one: `rcdt`, or `torchrun` with as many processes."""
+    if not requested():
+        return "rcdt"
+    nodes, local = (os.environ.get(f"{name}_WORLD_SIZE", "1") for name in ("GROUP", "LOCAL"))
+    several = f" --nnodes {nodes}" if nodes != "1" else ""
+    return f"torchrun{several} --nproc-per-node {local} -m rcdt_agent"
 
 
 def world_size() -> int:
@@ -146,8 +161,13 @@ def from_main(values: Tensor) -> Tensor:
 
 
 def barrier() -> None:
-    """Wait for all ranks."""
-    any_rank(False)
+    """Wait for all ranks.
+
+    Raises:
+        LostProcessError: One of them is gone.
+    """
+    with lost_process_named("while waiting for the others"):
+        any_rank(False)
 
 
 # ------------------------------------------------------------ replicas
@@ -242,8 +262,24 @@ def seed_step(seed: int, step: int, generators: Iterable[torch.Generator]) -> No
         generator.manual_seed(number)
 
 
-def lost_process(error: BaseException) -> bool:
-    """Whether an error of a collective operation says that another rank is gone."""
-    if world_size() == 1 or isinstance(error, RCDTError) or not isinstance(error, RuntimeError):
-        return False
-    return isinstance(error, dist.DistError) or any(w in str(error).lower() for w in _LOST)
+@contextmanager
+def lost_process_named(where: str | Callable[[], str]) -> Iterator[None]:
+    """Turn the error of a collective operation into words: another rank is gone.
+
+    Args:
+        where: What this rank was doing.
+
+    Raises:
+        LostProcessError: Instead of the backend's error; others pass.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        is_lost = isinstance(error, dist.DistError) or any(w in str(error).lower() for w in _LOST)
+        if world_size() == 1 or isinstance(error, RCDTError) or not is_lost:
+            raise
+        doing = where if isinstance(where, str) else where()
+        raise LostProcessError(
+            f"Rank {rank()} of {world_size()} stopped {doing}: another process of this training "
+            f"has ended or cannot be reached ({str(error).splitlines()[0]})."
+        ) from error

@@ -179,7 +179,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         steps = self._steps_to_make(requested, resume)
         if self.config.precision == "fp16" and self.device.type != "cuda":
             raise InvalidArgumentError("`precision='fp16'` needs CUDA; use 'bf16' on a CPU.")
-        distributed.start(self.device)
+        distributed.start()
         data = self._training_data(dataset, progress_bar and distributed.is_main())
         if steps == 0:
             return self

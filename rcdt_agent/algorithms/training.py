@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rcdt_agent import distributed
 from rcdt_agent.checkpoint import first_not_finite, flatten_state
-from rcdt_agent.errors import LostProcessError, TrainingError
+from rcdt_agent.errors import TrainingError
 from rcdt_agent.progress import DAY, Stopwatch, in_words, progress
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def train(
     first = agent.num_timesteps
     watch = Stopwatch(goal - first)
     with (
-        lost_process_named(agent),
+        distributed.lost_process_named(lambda: f"at step {agent.num_timesteps}"),
         global_rng_of(agent),
         DivergenceGuard(agent) as guard,
         progress(
@@ -209,21 +209,6 @@ def on_every_rank(callback: BaseCallback) -> BaseCallback:
     """What other ranks than 0 call: the callbacks that say so by `every_rank = True`."""
     each = callback.callbacks if isinstance(callback, CallbackList) else [callback]
     return CallbackList([one for one in each if getattr(one, "every_rank", False)])
-
-
-@contextmanager
-def lost_process_named(agent: OfflineAlgorithm[Any, Any]) -> Iterator[None]:
-    """Say in words what an error of a collective operation means."""
-    try:
-        yield
-    except RuntimeError as error:
-        if not distributed.lost_process(error):
-            raise
-        raise LostProcessError(
-            f"Rank {distributed.rank()} of {distributed.world_size()} stopped at step "
-            f"{agent.num_timesteps}: another process of this training has ended or cannot be "
-            f"reached. Go on from the last checkpoint. ({str(error).splitlines()[0]})"
-        ) from error
 
 
 @contextmanager

@@ -13,7 +13,7 @@ import tyro
 
 from rcdt_agent.cli.benchmark import benchmark, tune
 from rcdt_agent.cli.compare import compare
-from rcdt_agent.cli.console import echo, echo_error
+from rcdt_agent.cli.console import console, echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
 from rcdt_agent.cli.evaluate import calibrate, evaluate, plot, report
 from rcdt_agent.cli.export import export
@@ -74,6 +74,9 @@ def main() -> None:
     """Entry point: run a command; a failure that a user can act on is one line, exit code 2."""
     signal.signal(signal.SIGTERM, _terminate)
     warnings.showwarning = _show_warning
+    if os.environ.get("RANK", "0") != "0":  # of torchrun: rank 0 speaks for all
+        console.quiet = True
+        warnings.simplefilter("ignore")
     try:
         try:
             code = run_command(sys.argv[1:])
