@@ -65,9 +65,19 @@ def run_command(arguments: Sequence[str]) -> int:
             "Train once offline, choose the cost budget later. `rcdt COMMAND --help` lists a "
             "command's options, `rcdt --version` says which version this is."
         ),
-        args=arguments,
+        args=_with_address(arguments),
     )
     return code
+
+
+def _with_address(arguments: Sequence[str]) -> list[str]:
+    """`--ray` without an address means a cluster of this machine."""
+    words: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        words.append(word)
+        if word == "--ray" and following.startswith("--"):
+            words.append("local")
+    return words
 
 
 def main() -> None:
