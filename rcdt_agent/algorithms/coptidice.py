@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -21,6 +20,7 @@ from rcdt_agent.algorithms.markov import ONE_BUDGET_RULES, OneBudgetAlgorithm, O
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.base_config import CHANGEABLE, Rule, check_fields
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.sums import mean_and_std
 from rcdt_agent.data.transitions import Transitions
 from rcdt_agent.networks import CriticEnsemble
 
@@ -146,7 +146,7 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
             "multipliers", self.multipliers.parameters(), config.multiplier_learning_rate
         )
         self._first_share = len(dataset) / dataset.n_transitions
-        stds = (np.std(rows, axis=0) for rows in (dataset.observations, dataset.actions))
+        stds = (mean_and_std(rows)[1] for rows in (dataset.observations, dataset.actions))
         self._noise_obs, self._noise_actions = (
             torch.from_numpy(config.noise_scale * std).float().to(self.device) for std in stds
         )
