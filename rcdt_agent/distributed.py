@@ -21,6 +21,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from rcdt_agent.errors import InvalidArgumentError, LostProcessError, RCDTError, TrainingError
@@ -40,7 +42,16 @@ def start() -> None:
         cuda = torch.cuda.is_available()
         if cuda:
             torch.cuda.set_device(local_device("cuda"))
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+        # After a restart torchrun's store still holds the addresses of the processes before it.
+        store, number, size = next(rendezvous("env://", timeout=TIMEOUT))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if cuda else "gloo",
+            store=PrefixStore(f"rcdt_agent/{attempt}", store),
+            rank=number,
+            world_size=size,
+            timeout=TIMEOUT,
+        )
         atexit.register(stop)
 
 

@@ -100,19 +100,28 @@ def rank_process(rank):
     raise AssertionError(f"rank {rank} does not run")
 
 
+def wait_for(condition, seconds=60):
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "waited in vain"
+        time.sleep(0.05)
+
+
 def test_a_killed_rank_stops_the_job_with_a_message_and_resume_goes_on(tmp_path):
     run = tmp_path / "run"
     options = ["--preset", "tiny", "--batch-size", "16", "--embedding-size", "16", "--no-evaluate"]
-    train = [*TORCHRUN, "-m", "rcdt_agent", "train"]
-    command = [*train, "SpeedLimit", *options, "--total-steps", "100000", "--checkpoint-every", "5"]
+    options += ["--total-steps", "100000", "--checkpoint-every", "5", "--output", str(run)]
+    train = ["-m", "rcdt_agent", "train"]
     with subprocess.Popen(
-        [*command, "--output", str(run)], stderr=subprocess.PIPE, text=True,
-        env=os.environ | {"RCDT_TEST_KILL": "1"},
+        [*TORCHRUN, "--max-restarts", "1", *train, "SpeedLimit", *options],
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"RCDT_TEST_KILL": "1"},
     ) as job:  # fmt: skip
-        until = time.monotonic() + 60
-        while not (run / "last.zip").is_file() and time.monotonic() < until:
-            time.sleep(0.05)
+        wait_for((run / "last.zip").is_file)
         os.kill(rank_process(1), signal.SIGKILL)
+        wait_for((run / "logs" / "001").is_dir)  # torchrun restarts all, and the run goes on
+        before = load_agent(run / "last.zip").num_timesteps
+        wait_for(lambda: load_agent(run / "last.zip").num_timesteps > before)
+        os.kill(rank_process(1), signal.SIGKILL)  # no restart is left
         killed_at = time.monotonic()
         said = job.communicate(timeout=60)[1]
     assert job.returncode != 0
@@ -123,13 +132,13 @@ def test_a_killed_rank_stops_the_job_with_a_message_and_resume_goes_on(tmp_path)
     assert f"Go on with: {resume}" in said
     before = load_agent(run / "last.zip").num_timesteps
     assert before > 0 and before % 5 == 0
-    again = [*train, "--resume", str(run), "--total-steps", str(before + 10)]
+    again = [*TORCHRUN, *train, "--resume", str(run), "--total-steps", str(before + 10)]
     result = subprocess.run(again, capture_output=True, text=True, timeout=90, check=False)
     assert result.returncode == 0, result.stderr[-2000:]
     assert result.stdout.count("Run folder") == 1  # rank 0 speaks for both
     agent = load_agent(run / "agent.zip")
     assert (agent.num_timesteps, agent.n_processes) == (before + 10, 2)
-    assert [path.name for path in sorted((run / "logs").iterdir())] == ["000", "001"]
+    assert [path.name for path in sorted((run / "logs").iterdir())] == ["000", "001", "002"]
 
 
 def test_one_process_needs_nothing(monkeypatch):
