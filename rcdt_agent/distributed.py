@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -292,5 +293,5 @@ def lost_process_named(where: str | Callable[[], str]) -> Iterator[None]:
         doing = where if isinstance(where, str) else where()
         raise LostProcessError(
             f"Rank {rank()} of {world_size()} stopped {doing}: another process of this training "
-            f"has ended or cannot be reached ({str(error).splitlines()[0]})."
+            f"has ended or cannot be reached ({textwrap.shorten(str(error), 120)})."
         ) from error

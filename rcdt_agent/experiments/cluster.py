@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from rcdt_agent import distributed
 from rcdt_agent.errors import InvalidArgumentError
 
 RETRIES = 3
@@ -101,3 +102,16 @@ def use_threads(cpus: float) -> None:
     import torch
 
     torch.set_num_threads(max(1, int(cpus)))
+
+
+def refuse_torchrun(what: str, instead: str) -> None:
+    """Refuse to be started by `torchrun`, for what is many trainings.
+
+    Raises:
+        InvalidArgumentError: Names what to use `instead`.
+    """
+    if distributed.requested():
+        raise InvalidArgumentError(
+            f"{what} is many trainings, not one in several processes: start it without torchrun, "
+            f"with {instead}."
+        )

@@ -13,7 +13,7 @@ from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.experiments.benchmark.data import TaskData, prepare_data
 from rcdt_agent.experiments.benchmark.methods import DEPLOYMENT_FIELDS, parse_method
 from rcdt_agent.experiments.benchmark.protocol import Protocol
-from rcdt_agent.experiments.cluster import Cluster, use_threads
+from rcdt_agent.experiments.cluster import Cluster, refuse_torchrun, use_threads
 from rcdt_agent.experiments.search import VALIDATION_SEED, Search, run_trials, search_space
 from rcdt_agent.experiments.sources import DataSource
 from rcdt_agent.experiments.study import (
@@ -85,6 +85,7 @@ def tune(
         InvalidArgumentError: No simulator is known for the data, or the folder is of another
             search.
     """
+    refuse_torchrun("A search", "`ray`, or several times at once")
     optuna = import_optuna()
     if n_trials < 1 or episodes < 1:
         raise InvalidArgumentError(

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rcdt_agent._io import file_lock
-from rcdt_agent.distributed import requested
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.cells import Cell, cell_folder
 from rcdt_agent.experiments.benchmark.data import TaskData, prepare_data
 from rcdt_agent.experiments.benchmark.methods import Method, parse_method
 from rcdt_agent.experiments.benchmark.pool import Failure, run_cells
 from rcdt_agent.experiments.benchmark.protocol import Protocol, check_protocol, note_protocol
-from rcdt_agent.experiments.cluster import Cluster
+from rcdt_agent.experiments.cluster import Cluster, refuse_torchrun
 from rcdt_agent.tasks.registry import Task, get_task
 
 
@@ -86,11 +85,7 @@ def run_benchmark(
         What failed.
     """
     protocol = protocol or Protocol()
-    if requested():
-        raise InvalidArgumentError(
-            "A benchmark is many trainings, not one in several processes: start it without "
-            "torchrun, with `workers`, `ray` or `shard`."
-        )
+    refuse_torchrun("A benchmark", "`workers`, `ray` or `shard`")
     if not 1 <= shard[0] <= shard[1]:
         raise InvalidArgumentError(
             f"`shard` must be i/n with 1 <= i <= n, got {shard[0]}/{shard[1]}."
