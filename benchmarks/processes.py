@@ -1,6 +1,6 @@
 """Two processes of one thread each under torchrun, against one process of two threads.
 
-    python benchmarks/processes.py [--rounds 5] [--json FILE]
+    python benchmarks/processes.py [--rounds 5] [--shared] [--json FILE]
 
 Both make the same gradient steps at the same global batch size. They take turns; each turn is a new
 start whose first steps are not timed. On a shared machine turns wait until the cores are free, and
@@ -25,13 +25,13 @@ MOST_OTHERS = 0.2
 """Cores that others may use during a turn."""
 
 CASES: dict[str, tuple[str, dict[str, Any], int]] = {
-    "RCDT, preset cpu": ("rcdt", {"preset": "cpu", "variant": "rcdt", "critic_start": 0.0}, 80),
+    "RCDT, preset cpu": ("rcdt", {"preset": "cpu", "variant": "rcdt", "critic_start": 0.0}, 40),
     "RCDT, paper's width, batch 256": (
         "rcdt",
         {"preset": "paper", "variant": "rcdt", "critic_start": 0.0, "batch_size": 256},
-        4,
+        3,
     ),
-    "BC, preset cpu": ("bc", {"preset": "cpu"}, 600),
+    "BC, preset cpu": ("bc", {"preset": "cpu"}, 300),
 }
 
 
@@ -82,15 +82,17 @@ def others(function: Callable[[], Any]) -> tuple[Any, float]:
     return result, used / (time.perf_counter() - started)
 
 
-def undisturbed_pair(name: str) -> tuple[float, float]:
-    """Seconds of two processes and of one, made again until others left the cores alone."""
+def pair_of_turns(name: str, *, shared: bool) -> tuple[float, float, float]:
+    """Seconds of two processes and of one, and the cores that others used meanwhile.
+
+    Made again until others left the cores alone, unless they may be `shared`.
+    """
     while True:
-        while others(lambda: time.sleep(1.0))[1] > MOST_OTHERS:
+        while not shared and others(lambda: time.sleep(1.0))[1] > MOST_OTHERS:
             time.sleep(1.0)
-        pair, disturbance = others(lambda: (seconds(name, 2), seconds(name, 1)))
-        if disturbance <= MOST_OTHERS:
-            return pair  # type: ignore[no-any-return]
-        print(f"  {name}: again, others used {disturbance:.1f} cores", flush=True)
+        (two, one), disturbance = others(lambda: (seconds(name, 2), seconds(name, 1)))
+        if shared or disturbance <= MOST_OTHERS:
+            return two, one, disturbance
 
 
 def seconds(name: str, processes: int) -> float:
@@ -110,6 +112,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--shared", action="store_true", help="do not wait for free cores")
     parser.add_argument("--turn")
     arguments = parser.parse_args()
     if arguments.turn:
@@ -117,21 +120,23 @@ def main() -> None:
         return
     rows = []
     for name, (_, _, steps) in CASES.items():
-        pairs = [undisturbed_pair(name) for _ in range(arguments.rounds)]
-        ratios = [one / two for two, one in pairs]
+        found = [pair_of_turns(name, shared=arguments.shared) for _ in range(arguments.rounds)]
+        twos, ones, used = zip(*found, strict=True)
+        ratios = [one / two for two, one in zip(twos, ones, strict=True)]
         row = {
             "what": name,
-            "two_processes": steps / statistics.median(two for two, _ in pairs),
-            "one_process": steps / statistics.median(one for _, one in pairs),
+            "two_processes": steps / statistics.median(twos),
+            "one_process": steps / statistics.median(ones),
             "ratio": statistics.median(ratios),
             "least": min(ratios),
             "most": max(ratios),
+            "others_cores": statistics.median(used),
         }
         rows.append(row)
         print(
             f"{name:<32} {row['two_processes']:8.1f} steps/s in two processes "
             f"{row['one_process']:8.1f} in one  {row['ratio']:.2f}x "
-            f"({row['least']:.2f} to {row['most']:.2f})",
+            f"({row['least']:.2f} to {row['most']:.2f}); others: {row['others_cores']:.1f} cores",
             flush=True,
         )
     if arguments.json:
