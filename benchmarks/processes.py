@@ -103,7 +103,9 @@ def seconds(name: str, processes: int) -> float:
         command += [str(processes)]
     command += [str(Path(__file__).resolve()), "--turn", name]
     environment = os.environ | {"OMP_NUM_THREADS": str(2 // processes)}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if result.returncode:
+        raise RuntimeError(f"{name}, {processes} processes:\n{result.stderr}")
     line = next(line for line in result.stdout.splitlines() if line.startswith("SECONDS"))
     return float(line.split()[1])
 
