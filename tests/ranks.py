@@ -38,6 +38,7 @@ def settings_of(case: str) -> dict[str, Any]:
             "dropout": 0.0,
             "attention_dropout": 0.0,
             "variant": "rcdt",
+            "weighting": "return_cost",  # the frontier's draws depend on who draws
             "critic_start": 0.2,
             "held_out_fraction": 0.0,
             "kappa_mode": "critic",
