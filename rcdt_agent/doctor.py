@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,7 +26,8 @@ PROBE_TASKS: dict[Suite, str] = {
 }
 PACKAGES = (
     "torch", "numpy", "gymnasium", "h5py", "stable-baselines3", "safetensors", "dsrl",
-    "pybullet", "bullet-safety-gym", "mujoco", "safety-gymnasium", "metadrive-simulator",
+    "pybullet", "bullet-safety-gym", "mujoco", "safety-gymnasium", "metadrive-simulator", "optuna",
+    "ray",
 )  # fmt: skip
 
 _PROBE = """
@@ -111,6 +114,54 @@ def check_device() -> Check:
     return Check(name="device", status="ok", detail=f"{name} ({detail})")
 
 
+def check_gpus() -> list[Check]:
+    """Each GPU with its memory, and whether `precision="bf16"` is fast on it."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return [Check(name="gpu", status="missing", detail="torch finds none: training on the CPU")]
+    checks = []
+    for i in range(torch.cuda.device_count()):
+        found = torch.cuda.get_device_properties(i)
+        bf16 = "bf16" if found.major >= 8 else "no bf16 (use fp16)"
+        detail = f"{found.name}, {found.total_memory / 2**30:.0f} GiB, {bf16}"
+        checks.append(Check(name=f"gpu {i}", status="ok", detail=detail))
+    return checks
+
+
+def check_scale() -> list[Check]:
+    """What several processes and `compile=True` need."""
+    import torch
+    from torch import distributed
+
+    backends = [
+        name
+        for name in ("gloo", "nccl")
+        if distributed.is_available() and getattr(distributed, f"is_{name}_available")()
+    ]
+    several = ", ".join(backends) or "torch was built without distributed training"
+    if torch.cuda.is_available():
+        compiler = "triton" if importlib.util.find_spec("triton") else None
+    else:
+        names = (os.environ.get("CXX"), "c++", "g++", "clang++")
+        compiler = next((name for name in names if name and shutil.which(name)), None)
+    return [
+        Check(name="torchrun", status="ok" if backends else "missing", detail=several),
+        Check(
+            name="compile",
+            status="ok" if compiler else "missing",
+            detail=compiler or "`compile=True` needs a C++ compiler on a CPU, triton on a GPU",
+        ),
+        Check(name="cores", status="ok", detail=f"{len(_cores())} to use, of {os.cpu_count()}"),
+    ]
+
+
+def _cores() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
 def check_datasets() -> Check:
     """Where dataset files are looked for and how many of DSRL's are there."""
     folder = dataset_dir()
@@ -132,6 +183,8 @@ def run_checks(simulators: Sequence[Suite] = SUITES) -> list[Check]:
         python,
         *check_packages(),
         check_device(),
+        *check_gpus(),
+        *check_scale(),
         check_datasets(),
         *(check_simulator(suite) for suite in simulators),
     ]

@@ -37,3 +37,7 @@ class StateError(RCDTError, RuntimeError):
 
 class TrainingError(RCDTError, RuntimeError):
     """Training cannot go on (for example a term is no longer finite); the message says why."""
+
+
+class LostProcessError(RCDTError, RuntimeError):
+    """Another process of a distributed training is gone; the message says where this one was."""

@@ -9,13 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.config import TokenShape
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.sums import mean_and_std
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.model import Window
-
-_CHUNK = 65_536  # rows per step of the statistics
 
 
 class Normalizer(nn.Module):
@@ -79,7 +77,7 @@ class Normalizer(nn.Module):
         """
         normalizer = cls(dataset.observation_size, dataset.action_size, ctg_shape, episode_length)
         if normalize_observations:
-            mean, std = _mean_and_std(dataset.observations)
+            mean, std = mean_and_std(dataset.observations)
             normalizer.obs_mean.copy_(torch.from_numpy(mean))
             normalizer.obs_std.copy_(torch.from_numpy(np.where(std < 1e-6, 1.0, std)))
         normalizer.action_low.copy_(torch.from_numpy(action_space.low.ravel()))
@@ -161,7 +159,7 @@ def data_action_space(dataset: TrajectoryDataset) -> gym.spaces.Box:
     Raises:
         InvalidArgumentError: The data's actions lie outside.
     """
-    largest = float(np.abs(dataset.actions).max())
+    largest = float(max(-dataset.actions.min(), dataset.actions.max()))
     if largest > 1.0 + 1e-5:
         raise InvalidArgumentError(
             f"{dataset.name}: actions reach {largest:g}, beyond [-1, 1]. Give the agent the "
@@ -182,12 +180,3 @@ def check_action_space(space: gym.Space[Any]) -> gym.spaces.Box:
             f"`action_space` must be a bounded Box of floating-point numbers, got {space}."
         )
     return space
-
-
-def _mean_and_std(values: Float32Array) -> tuple[Float64Array, Float64Array]:
-    """Of each column, in float64, in chunks of rows: no copy of the data in float64."""
-    mean = values.mean(0, dtype=np.float64)
-    squares = np.zeros_like(mean)
-    for start in range(0, len(values), _CHUNK):
-        squares += np.square(values[start : start + _CHUNK] - mean).sum(0)
-    return mean, np.sqrt(squares / len(values))

@@ -22,6 +22,7 @@ from test_bullet_learning import record_balls
 from rcdt_agent import BC, RCDT, TrajectoryDataset, evaluate_budgets, load_agent
 from rcdt_agent.algorithms import ALGORITHMS
 from rcdt_agent.algorithms.held_out import discounted_sums
+from rcdt_agent.cli import run_command
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark import (
@@ -330,6 +331,30 @@ def test_refusals(file, drivers, tmp_path):
     next(tmp_path.glob("cells/**/plain.json")).unlink()
     (failure,) = run(tmp_path, file, ["cdt"])
     assert "was trained with gamma=0.7, now gamma=0.1" in failure.error
+
+
+def test_shards_do_every_cell_once(file, tmp_path):
+    arguments = {"datasets": {"SpeedLimit": file}, "seeds": [0, 1, 2], "protocol": SMALL}
+    arguments |= {"progress_bar": False}
+    done = []
+    for shard in ((1, 2), (2, 2)):
+        assert not run_benchmark(tmp_path, ["SpeedLimit"], ["bc"], shard=shard, **arguments)
+        done.append({path.parent.name for path in tmp_path.glob("cells/*/*/*/training.json")})
+    assert done == [{"seed-0", "seed-2"}, {"seed-0", "seed-1", "seed-2"}]
+    assert len(collect_results(tmp_path)["cells"]) == 3
+    with pytest.raises(InvalidArgumentError, match="`shard` must be i/n with 1 <= i <= n, got 3/2"):
+        run_benchmark(tmp_path, ["SpeedLimit"], ["bc"], shard=(3, 2), **arguments)
+    with pytest.raises(InvalidArgumentError, match="`shard` must be I/N, such as 1/4, got '2'"):
+        run_command(
+            ["benchmark", "--output", str(tmp_path), "--tasks", "SpeedLimit", "--shard", "2"]
+        )
+
+
+def test_no_benchmark_under_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(InvalidArgumentError, match="start it without torchrun"):
+        run_benchmark(tmp_path, ["SpeedLimit"], ["bc"])
 
 
 def test_variants_and_held_out_trajectories(file, drivers, tmp_path):

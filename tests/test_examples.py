@@ -72,6 +72,12 @@ def test_resume_gives_the_same_weights(tmp_path, capsys):
     ]
 
 
+def test_several_processes_is_also_a_script_for_one(tmp_path, capsys):
+    load("several_processes").main(total_steps=4, folder=tmp_path)
+    assert "1 processes, 4 steps" in capsys.readouterr().out
+    assert (tmp_path / "driver.zip").is_file()
+
+
 def test_callbacks_evaluate_and_stop(tmp_path, capsys):
     load("callbacks").main(total_steps=8, folder=tmp_path)
     out = capsys.readouterr().out

@@ -70,7 +70,7 @@ def test_fit_takes_the_datas_statistics(monkeypatch):
     arrays["observations"] = arrays["observations"] * [0.1, 20.0, 0.0] + [5.0, -3.0, 7.0]
     del arrays["next_observations"]
     data = TrajectoryDataset.from_arrays(**arrays)
-    monkeypatch.setattr("rcdt_agent.normalizer._CHUNK", 33)  # statistics in chunks
+    monkeypatch.setattr("rcdt_agent.data.sums._CHUNK", 33)  # statistics in chunks
     normalizer = Normalizer.fit(data, SPACE, rtg_scale=3.0, ctg_scale=2.0)
     np.testing.assert_allclose(normalizer.obs_mean, data.observations.mean(0), rtol=1e-5)
     np.testing.assert_allclose(normalizer.obs_std[:2], data.observations.std(0)[:2], rtol=1e-5)

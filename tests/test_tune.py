@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import optuna
 import pytest
 
 from rcdt_agent import RCDT, BCSafe, evaluate_budgets, load_agent, make_config
@@ -166,3 +167,43 @@ def test_killed_and_started_again(file, tmp_path):
     assert same == expected
     for name in ("learning_rate", "alpha", "target_quantile"):
         assert getattr(config, name) == pytest.approx(getattr(expected, name), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_several_processes_share_one_study_and_one_of_them_is_killed(file, tmp_path):
+    out = tmp_path / "out"
+    command = [
+        sys.executable, "-m", "rcdt_agent", "tune", "SpeedLimit", "--dataset", str(file),
+        "--output", str(out), "--preset", "tiny", "--steps", "300", "--episodes", "1",
+        "--trials", "6", "--method", "bc",
+    ]  # fmt: skip
+    processes = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    for _ in range(1200):  # until each has had a trial
+        if len(list(out.glob("trials/*/run.json"))) >= 3:
+            break
+        time.sleep(0.05)
+    processes[0].kill()
+    outputs = [process.communicate(timeout=120) for process in processes]
+    for process, (said, errors) in list(zip(processes, outputs, strict=True))[1:]:
+        assert process.returncode in (0, 1), errors
+        assert "6 trials, 0 failed" in said  # each waits for the other's last trial
+    # No setting was tried twice, and none was lost: six policies, all of them finished.
+    assert len(list(out.glob("trials/*/run.json"))) == 6
+    assert len(list(out.glob("trials/*/training.json"))) == 6
+    assert not list(out.glob("running/*"))
+
+
+def test_a_study_in_a_database_by_url(file, tmp_path):
+    url = f"sqlite:///{tmp_path / 'studies.db'}"
+    options = {**SMALL, "dataset": file, "storage": url, "method": "bc"}
+    first = tune("SpeedLimit", tmp_path / "a", n_trials=1, **options)
+    # Another folder, the same search: the database tells. Another search has a study of its own.
+    assert tune("SpeedLimit", tmp_path / "b", n_trials=1, **options).trials == first.trials
+    other = tune("SpeedLimit", tmp_path / "c", n_trials=1, **{**options, "seed": 2})
+    assert other.trials != first.trials
+    assert not (tmp_path / "a" / "study.log").exists()
+    names = optuna.get_all_study_names(url)
+    assert len(names) == 2 and all(name.startswith("rcdt-") for name in names)

@@ -63,6 +63,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         lr_schedule: The learning rate as a function of the progress that remains, if it is one.
         training: Optimisers and all else that only training needs.
         provenance: Where the training data come from.
+        n_processes: How many trained it last; None before training.
     """
 
     config_class: ClassVar[type[BaseConfig]]
@@ -158,6 +159,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self.total_steps = self.config.total_steps
         self.training = TrainingState(self.seed, self.config.precision)
         self.provenance = Provenance()
+        self.n_processes: int | None = None
         self.acting_generator = torch.Generator().manual_seed(self.seed + 2)
         self._policy: PolicyT | None = None
         if env is not None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from rcdt_agent import distributed
 from rcdt_agent.base_config import is_number, is_whole
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -25,11 +26,14 @@ def check_seed(seed: Any) -> int:
 
 
 def check_device(name: Any) -> torch.device:
-    """The device of that name; `auto` is CUDA where there is one."""
+    """The device of that name; `auto` is CUDA where there is one.
+
+    Under `torchrun`, `cuda` is the GPU of this process.
+    """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = torch.device(distributed.local_device(name))
     except (RuntimeError, TypeError) as error:
         raise InvalidArgumentError(
             f"`device` must be 'auto', 'cpu' or 'cuda' (or 'cuda:1', ...), got {name!r}."

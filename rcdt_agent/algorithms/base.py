@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from typing_extensions import Self
 
-from rcdt_agent import schedules
+from rcdt_agent import distributed, schedules
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
 from rcdt_agent.algorithms.arguments import (
     check_log_interval,
@@ -179,7 +179,8 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         steps = self._steps_to_make(requested, resume)
         if self.config.precision == "fp16" and self.device.type != "cuda":
             raise InvalidArgumentError("`precision='fp16'` needs CUDA; use 'bf16' on a CPU.")
-        data = self._training_data(dataset, progress_bar)
+        distributed.start()
+        data = self._training_data(dataset, progress_bar and distributed.is_main())
         if steps == 0:
             return self
         if self.lr_schedule is not None:
@@ -191,6 +192,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
                 torch.manual_seed(self.seed + 3)  # of networks that only training needs
                 self.setup(data)
             self.training.resume()
+            self._join_ranks(data)
         self.make_logger(tb_log_name or type(self).__name__, new=reset_num_timesteps)
         if self._preset_to_tell:
             say(self, f"Preset auto: the sizes of `{self.preset}`, for device {self.device}.")
@@ -204,6 +206,24 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
                 progress_bar=progress_bar,
             )
         return self
+
+    def _join_ranks(self, data: TrajectoryDataset) -> None:
+        """Begin with rank 0's weights everywhere, and say if the number of processes changed."""
+        distributed.check_agreement(
+            total_steps=self.total_steps,
+            num_timesteps=self.num_timesteps,
+            fingerprint=int(data.fingerprint[:15], 16),
+        )
+        distributed.share_state(self.named_modules())
+        self.seed = int(distributed.from_main(torch.tensor(self.seed)))
+        before, self.n_processes = self.n_processes, distributed.world_size()
+        if before not in (None, self.n_processes):
+            warnings.warn(
+                f"Trained by {before} processes so far, by {self.n_processes} from here on: the "
+                f"global batch size stays {self.config.batch_size}; which transitions and noise a "
+                f"step draws changes, so it is not the run that {before} would have made.",
+                stacklevel=4,
+            )
 
     def _steps_to_make(self, requested: int | None, resume: bool) -> int:
         if not resume:

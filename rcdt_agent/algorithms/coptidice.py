@@ -10,17 +10,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rcdt_agent import baseline_losses
+from rcdt_agent import baseline_losses, distributed
 from rcdt_agent.algorithms.cpq import GaussianPolicy
 from rcdt_agent.algorithms.markov import ONE_BUDGET_RULES, OneBudgetAlgorithm, OneBudgetConfig
 from rcdt_agent.algorithms.training import Metrics
 from rcdt_agent.base_config import CHANGEABLE, Rule, check_fields
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.sums import mean_and_std
 from rcdt_agent.data.transitions import Transitions
 from rcdt_agent.networks import CriticEnsemble
 
@@ -146,7 +146,7 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
             "multipliers", self.multipliers.parameters(), config.multiplier_learning_rate
         )
         self._first_share = len(dataset) / dataset.n_transitions
-        stds = (np.std(rows, axis=0) for rows in (dataset.observations, dataset.actions))
+        stds = (mean_and_std(rows)[1] for rows in (dataset.observations, dataset.actions))
         self._noise_obs, self._noise_actions = (
             torch.from_numpy(config.noise_scale * std).float().to(self.device) for std in stds
         )
@@ -218,15 +218,17 @@ class COptiDICE(OneBudgetAlgorithm[DicePolicy, COptiDICEConfig]):
                     self._initial(self.chi, batch, chi, first), weights, costs, chi, next_chi,
                     config.discount,
                 )  # fmt: skip
+                ell = distributed.gather_rows(ell)  # weights are relative to the global batch
                 tilt = baseline_losses.dice_cost_weights(ell, self.multipliers.tau)
                 chi_loss = (tilt * ell).mean()
                 self.minimize("chi", chi_loss)
             else:
-                tilt, chi_loss = torch.ones_like(weights), torch.zeros_like(weights[0])
+                tilt = weights.new_ones(len(weights) * distributed.world_size())
+                chi_loss = torch.zeros_like(weights[0])
             tilt = tilt.detach()
         return {
             "chi_loss": chi_loss.detach(),
-            "cost_estimate": (tilt * weights * costs).mean(),
+            "cost_estimate": (distributed.own_rows(tilt) * weights * costs).mean(),
             "cost_divergence": baseline_losses.dice_divergence(tilt),
         }
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rcdt_agent import baseline_losses, losses
+from rcdt_agent import baseline_losses, distributed, losses
 from rcdt_agent.algorithms.markov import (
     ONE_BUDGET_RULES,
     MarkovPolicy,
@@ -247,13 +247,20 @@ class CPQ(OneBudgetAlgorithm[GaussianPolicy, CPQConfig]):
             raw = self.sample_raw(states)
             drawn = raw if config.as_published else torch.tanh(raw)
             divergence = baseline_losses.gaussian_kl(*self.vae.encode(states, drawn))
-            is_ood = baseline_losses.out_of_distribution(divergence, config.ood_quantile)
+            is_ood = distributed.own_rows(
+                baseline_losses.out_of_distribution(
+                    distributed.gather_rows(divergence), config.ood_quantile
+                )
+            )
             if config.as_published:
                 values = self.cost_value(self.target_cost_critics(states, drawn))
-                return baseline_losses.ood_cost(values, is_ood, zeros_included=True)
+                ood = baseline_losses.ood_cost(values, is_ood, zeros_included=True)
+                return distributed.mean(ood)
         # Only what counts is computed: a quarter of the actions.
         values = self.cost_critics(states[is_ood], drawn[is_ood]).mean(0)
-        return baseline_losses.ood_cost(values, torch.ones_like(values, dtype=torch.bool))
+        every = torch.ones_like(values, dtype=torch.bool)
+        share = distributed.step_share(every) / distributed.world_size()
+        return distributed.total(baseline_losses.ood_cost(values, every) * share)
 
     def imitation_step(self, obs: Tensor, actions: Tensor) -> Metrics:
         """Likelihood of the recorded actions, brought inside the tanh's range."""

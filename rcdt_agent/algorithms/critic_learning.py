@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rcdt_agent import losses, schedules
+from rcdt_agent import distributed, losses, schedules
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.algorithms.budgets import BudgetConditioned
 from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories, trajectory_sums
@@ -103,7 +103,7 @@ class CriticLearning(BudgetConditioned):
             return {}
         metrics: Metrics = {}
         for signal, errors in critic_errors(self.policy, self.config, self._unseen).items():
-            acts = errors["error"] < 1.0
+            acts = bool(distributed.from_main(torch.tensor(errors["error"] < 1.0)))
             self.training.counters[f"{signal}_acts"] = int(acts)
             steps = self.total_steps - self.training.counters["critic_start"]
             if not acts and steps >= PATIENCE and self.num_timesteps == self.total_steps - 1:
@@ -119,15 +119,17 @@ class CriticLearning(BudgetConditioned):
     def critic_step(self, batch: Batch) -> Metrics:
         """Fit the critics to their targets once, on every real transition of the windows."""
         optimizer, critics = self.training.optimizers["critics"], self.policy.critics
+        parts = batch.split(self.micro_batch_size(batch))
         optimizer.zero_grad()
-        n_known = self._known(batch).sum().clamp(min=1)
+        n_known = distributed.total(self._known(batch).sum()).clamp(min=1)
+        n_known = n_known / distributed.world_size()
         metrics: Metrics = {}
-        for part in batch.split(self.micro_batch_size(batch)):
+        for i, part in enumerate(parts, start=1):
             with self.autocast():
                 next_actions = None if self.monte_carlo else self.next_actions(part)
                 loss, terms = self.critic_objective(part, next_actions)
             share = self._known(part).sum() / n_known
-            self.training.scaler.scale(loss * share).backward()  # type: ignore[no-untyped-call]
+            self.training.backward("critics", loss * share, last=i == len(parts))
             add_terms(metrics, terms, share)
         self.training.scaler.unscale_(optimizer)
         norms = critics.clip_grad_norm_(self.config.critic_max_grad_norm)

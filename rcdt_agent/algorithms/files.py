@@ -84,6 +84,7 @@ def write_agent(
         "num_timesteps": agent.num_timesteps,
         "total_steps": agent.total_steps,
         "lr_schedule": agent.lr_schedule is not None,
+        "n_processes": agent.n_processes,
         "seed": agent.seed,
         "fingerprint": agent.provenance.fingerprint,
         "published_data": agent.provenance.published,
@@ -114,6 +115,7 @@ def read_agent(kind: type[AgentT], path: Any, changes: Mapping[str, Any], **opti
         seed, task = int(meta["seed"]), get_task(meta["task"]) if meta["task"] else None
         num_timesteps = int(meta["num_timesteps"])
         total_steps = int(meta.get("total_steps", config.total_steps))
+        n_processes = meta.get("n_processes") and int(meta["n_processes"])
         if min(num_timesteps, total_steps) < 0:
             raise CheckpointError(f"`num_timesteps` must be >= 0, got {num_timesteps}")
         kind(config=config, seed=seed, device="cpu")  # what fails here is the file's fault
@@ -121,6 +123,7 @@ def read_agent(kind: type[AgentT], path: Any, changes: Mapping[str, Any], **opti
     agent = kind(config=replace(config, **fields), seed=seed, **options)
     agent.task, agent.num_timesteps = task, num_timesteps
     agent.total_steps = fields.get("total_steps", total_steps)
+    agent.n_processes = n_processes
     if schedule is None and meta.get("lr_schedule") and "learning_rate" not in fields:
         schedule = missing_schedule
     agent.lr_schedule = schedule

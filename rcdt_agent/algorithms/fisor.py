@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rcdt_agent import losses, weighted_losses
+from rcdt_agent import distributed, losses, weighted_losses
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
     MarkovAlgorithm,
@@ -225,10 +225,11 @@ class FISOR(MarkovAlgorithm[FISORPolicy, FISORConfig]):
         """The actor on each part of the batch, then the critics on its beginning."""
         batch = self.sampler.sample_transitions()
         metrics: Metrics = {}
-        size = self.config.batch_size // self.config.actor_updates
+        size = self.sampler.batch_size // self.config.actor_updates
         for i in range(self.config.actor_updates):
             metrics = self._update_actor(_part(batch, i * size, size))
-        metrics |= self._update_critics(_part(batch, 0, self.config.critic_batch_size))
+        size = distributed.local_size(self.config.critic_batch_size, "critic_batch_size")
+        metrics |= self._update_critics(_part(batch, 0, size))
         names = ("actor_loss", "value_loss", "critic_loss")
         return {"loss": torch.stack([metrics[name] for name in names]).sum(), **metrics}
 

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent import losses
+from rcdt_agent import distributed, losses
 from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, preset_config
@@ -239,7 +239,7 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
         """Draw transitions of the imitated trajectories; see `TransitionSampler`."""
         self.sampler = TransitionSampler(
             self.imitated(dataset),
-            batch_size=self.config.batch_size,
+            batch_size=distributed.local_size(self.config.batch_size),
             generator=self.training.generators["batches"],
             device=self.device,
             only_followed=only_followed,
@@ -260,12 +260,12 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
 
     def minimize(self, name: str, loss: Tensor) -> None:
         """One step of an optimiser; gradients that others left are dropped first."""
-        optimizer, scaler = self.training.optimizers[name], self.training.scaler
+        optimizer = self.training.optimizers[name]
         if name == "policy":
             optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         optimizer.zero_grad()
-        scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        scaler.step(optimizer)
+        self.training.backward(name, loss)
+        self.training.scaler.step(optimizer)
 
 
 class OneBudgetAlgorithm(MarkovAlgorithm[MarkovPolicyT, MarkovConfigT]):

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent import distributed
+
 
 class Multipliers(nn.Module):
     """The two coefficients that training adapts: entropy temperature and lambda."""
@@ -54,8 +56,10 @@ class PIDLagrangian(nn.Module):
     def update(self, violation: Tensor) -> Tensor:
         """The multiplier after a violation () of the constraint, negative where it is kept.
 
-        lambda = [K_P [e]_+ + K_I I + K_D [e - e_previous]_+]_+ with I <- [I + e]_+.
+        lambda = [K_P [e]_+ + K_I I + K_D [e - e_previous]_+]_+ with I <- [I + e]_+, e the mean
+        violation over processes.
         """
+        violation = distributed.mean(violation)
         proportional, integral, derivative = self.gains
         rise = (violation - self.previous).clamp(min=0.0)
         most = self.maximum / integral if integral > 0 else math.inf
@@ -93,5 +97,5 @@ class LogMultiplier(nn.Module):
     @torch.no_grad()
     def ascend(self, violation: Tensor) -> None:
         """Raise it where `violation` () is positive: one step along the gradient in l."""
-        step = self.step_size * self.value * violation
+        step = self.step_size * self.value * distributed.mean(violation)
         self.log_value.copy_((self.log_value + step).clamp(*self.LOG_RANGE))

@@ -10,7 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent import losses, schedules
+from rcdt_agent import distributed, losses, schedules
 from rcdt_agent.algorithms.critic_learning import CHECK_EVERY, CriticLearning, add_terms
 from rcdt_agent.algorithms.multipliers import Multipliers
 from rcdt_agent.algorithms.training import Metrics
@@ -72,7 +72,7 @@ class RCDT(CriticLearning):
         self.sampler = WindowSampler(
             dataset,
             context_length=config.context_length,
-            batch_size=config.batch_size,
+            batch_size=distributed.local_size(config.batch_size),
             generator=training.generators["batches"],
             sampling=config.sampling,
             cost_ceiling=config.cost_ceiling,
@@ -155,7 +155,8 @@ class RCDT(CriticLearning):
             self.online.train()
         size = self.micro_batch_size(batch)
         noise = self._noise(batch) if signals else torch.zeros_like(batch.actions)
-        swap = torch.rand((), generator=self.training.generators["noise"]) < 0.5
+        draw = torch.rand((), generator=self.training.generators["noise"])
+        swap = distributed.from_main(draw) < 0.5
         parts = list(zip(batch.split(size), torch.split(noise, size), strict=True))
         scale = None
         if "reward" in signals and len(parts) > 1:
@@ -163,21 +164,23 @@ class RCDT(CriticLearning):
         parameters = list(self.online.parameters())
         inputs = [*parameters, self.multipliers.log_temperature]
         optimizer.zero_grad()
+        n_steps = distributed.total(batch.mask.sum()) / distributed.world_size()
         metrics: Metrics = {}
-        for part, part_noise in parts:
+        for i, (part, part_noise) in enumerate(parts, start=1):
             with self.autocast():
                 loss, terms = self.policy_objective(part, part_noise, swap, scale, signals)
-            share = part.mask.sum() / batch.mask.sum()
+            share = part.mask.sum() / n_steps
             # The critics judge; they are not trained by the policy's loss.
-            scaled = self.training.scaler.scale(loss * share)
-            scaled.backward(inputs=inputs)  # type: ignore[no-untyped-call]
+            self.training.backward("policy", loss * share, inputs=inputs, last=i == len(parts))
             add_terms(metrics, terms, share)
         self.training.scaler.unscale_(optimizer)
         norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         self.training.scaler.step(optimizer)
         if "cost_estimate" in metrics:
-            metrics["cost_estimate"] = self.dual_step(metrics)
+            compared = {"cost_estimate", "cost_recorded"} & metrics.keys()
+            means = {name: distributed.mean(metrics[name]) for name in sorted(compared)}
+            metrics["cost_estimate"] = self.dual_step(means)
         if config.cost_penalty:
             metrics["lambda"] = self.multipliers.lmbda.clone()
         return {
@@ -241,7 +244,9 @@ class RCDT(CriticLearning):
             values = self.policy.critics(window.obs, self._actions_to_judge(policy, noise), context)
         if "reward" in signals:
             q_a, q_b = values["reward"].flip(0) if swap else values["reward"]
-            scale = losses.q_scale(q_b, batch.mask) if scale is None else scale
+            if scale is None:
+                share = distributed.step_share(batch.mask)
+                scale = distributed.mean(losses.q_scale(q_b, batch.mask) * share)
             loss = loss - config.eta * losses.q_guidance(q_a, scale, batch.mask)
             terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
         if "cost" in signals:
@@ -256,7 +261,8 @@ class RCDT(CriticLearning):
     @torch.no_grad()
     def q_scale(self, parts: list[tuple[Batch, Tensor]], swap: Tensor) -> Tensor:
         """The scale of Q guidance over all micro-batches, without gradient."""
-        scale, n_steps = torch.zeros((), device=self.device), sum(p.mask.sum() for p, _ in parts)
+        scale = torch.zeros((), device=self.device)
+        n_steps = distributed.total(torch.stack([part.mask.sum() for part, _ in parts]).sum())
         for part, noise in parts:
             with self.autocast():
                 window = self.policy.normalizer.window(part)
@@ -266,7 +272,7 @@ class RCDT(CriticLearning):
                 values = self.policy.critics(window.obs, actions, context)
                 _, q_b = values["reward"].flip(0) if swap else values["reward"]
             scale += losses.q_scale(q_b, part.mask) * part.mask.sum() / n_steps
-        return scale
+        return distributed.total(scale)
 
     def _cost_penalty(self, batch: Batch, window: Window, twins: Tensor) -> tuple[Tensor, Metrics]:
         """What lambda multiplies, and what dual ascent compares with kappa."""

@@ -11,6 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from torch import Tensor
 from typing_extensions import Self
 
+from rcdt_agent import distributed
 from rcdt_agent.algorithms.agent import Agent, ConfigT, PolicyT
 from rcdt_agent.algorithms.files import (
     agent_to_bytes,
@@ -34,13 +35,16 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
     def save(self, path: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> None:
         """Write one zip of safetensors and JSON, from which training can continue bit for bit.
 
+        Of several processes that train together, rank 0 writes it.
+
         Args:
             path: Path or open binary file.
             exclude: Parts to leave out, for a smaller file: `training`, which only training
                 needs, or of it `optimizers`. Training on begins them anew.
             include: Parts to write although they are excluded.
         """
-        write_agent(self, path, exclude=exclude, include=include)
+        if distributed.is_main():
+            write_agent(self, path, exclude=exclude, include=include)
 
     @classmethod
     def load(

@@ -13,6 +13,7 @@ from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
+from rcdt_agent import distributed
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.normalizer import check_action_space
 
@@ -76,12 +77,14 @@ class SB3Interface(ABC):
         return self._logger or self.make_logger(type(self).__name__)
 
     def make_logger(self, name: str, *, new: bool = True) -> Logger:
-        """The logger that was set, or one by `verbose` and `tensorboard_log`.
+        """The logger that was set, or one by `verbose` and `tensorboard_log`; rank 0 alone logs.
 
         Args:
             name: Of the tensorboard run.
             new: Whether the run gets a folder of its own.
         """
+        if not distributed.is_main():
+            self._logger = Logger(folder=None, output_formats=[])
         if self._logger is None:
             self._logger = configure_logger(
                 self.verbose, self.tensorboard_log, name, reset_num_timesteps=new

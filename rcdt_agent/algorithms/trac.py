@@ -14,7 +14,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from rcdt_agent import weighted_losses
+from rcdt_agent import distributed, weighted_losses
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
     MarkovAlgorithm,
@@ -187,7 +187,7 @@ class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
         self.segment_sampler = SegmentSampler(
             dataset,
             table,
-            batch_size=self.config.batch_size,
+            batch_size=distributed.local_size(self.config.batch_size),
             generator=self.training.generators["batches"],
             device=self.device,
         )
@@ -209,7 +209,8 @@ class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
         with self.autocast():
             log_prob = self._log_prob(self._forward, batch)
             if contrast_steps < 0:
-                loss = -masked_mean(log_prob, batch.mask)
+                share = distributed.step_share(batch.mask)
+                loss = -masked_mean(log_prob, batch.mask) * share
                 metrics = {"imitation_loss": loss.detach()}
             else:
                 loss, metrics = self._contrast(log_prob, batch)
@@ -239,10 +240,10 @@ class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
         scores = weighted_losses.segment_scores(
             log_prob, reference, batch.mask, alpha=config.alpha, discount=config.discount
         )
-        loss = weighted_losses.classification_loss(
-            scores,
-            batch.desirable,
-            batch.weights,
+        loss = weighted_losses.classification_loss(  # its balance is that of the global batch
+            distributed.gather_rows(scores),
+            distributed.gather_rows(batch.desirable),
+            distributed.gather_rows(batch.weights),
             eta=config.eta,
             floor=PUBLISHED_FLOOR if config.as_published else None,
         )

@@ -14,6 +14,7 @@ import torch
 from stable_baselines3.common.callbacks import BaseCallback, CallbackList, ConvertCallback
 from torch import Tensor
 
+from rcdt_agent import distributed
 from rcdt_agent.checkpoint import first_not_finite, flatten_state
 from rcdt_agent.errors import TrainingError
 from rcdt_agent.progress import DAY, Stopwatch, in_words, progress
@@ -44,8 +45,11 @@ def train(
     Raises:
         TrainingError: A term or a weight is no longer finite; the message names it, and the agent
             is what it was at the last log entry at which all was well.
+        LostProcessError: Another process of the training is gone.
     """
     callbacks = as_callback(callback)
+    if not distributed.is_main():
+        callbacks, progress_bar = on_every_rank(callbacks), False
     with warnings.catch_warnings():
         # Meaningless here: no environment takes part in training.
         warnings.filterwarnings("ignore", "Training and eval env are not of the same type")
@@ -55,6 +59,7 @@ def train(
     first = agent.num_timesteps
     watch = Stopwatch(goal - first)
     with (
+        distributed.lost_process_named(lambda: f"at step {agent.num_timesteps}"),
         global_rng_of(agent),
         DivergenceGuard(agent) as guard,
         progress(
@@ -63,8 +68,7 @@ def train(
     ):
         callbacks.on_training_start(locals(), globals())
         while agent.num_timesteps < goal:
-            means.add(agent.step())
-            agent.num_timesteps += 1
+            means.add(make_step(agent))
             agent.training.torch_rng = torch.get_rng_state()
             bar.update()
             if agent.num_timesteps % log_interval == 0 or agent.num_timesteps == goal:
@@ -79,9 +83,18 @@ def train(
             if remaining is not None:
                 _tell_remaining(agent, remaining)
             callbacks.update_locals(locals())
-            if not callbacks.on_step():
+            if distributed.any_rank(not callbacks.on_step()):
                 break
         callbacks.on_training_end()
+
+
+def make_step(agent: OfflineAlgorithm[Any, Any]) -> Metrics:
+    """One gradient step, counted."""
+    training = agent.training
+    distributed.seed_step(agent.seed, agent.num_timesteps, training.generators.values())
+    metrics = agent.step()
+    agent.num_timesteps += 1
+    return metrics
 
 
 class MetricMeans:
@@ -99,14 +112,14 @@ class MetricMeans:
             self._counts[name] = self._counts.get(name, 0) + 1
 
     def fetch(self, step: int) -> dict[str, float]:
-        """The means since the last call, in one transfer from the device.
+        """The means since the last call, over all ranks, in one transfer from the device.
 
         Raises:
             TrainingError: One of them is not finite; the message names the first.
         """
         names = list(self._sums)
-        values = torch.stack([self._sums[name] / self._counts[name] for name in names]).tolist()
-        means = dict(zip(names, values, strict=True))
+        values = torch.stack([self._sums[name] / self._counts[name] for name in names])
+        means = dict(zip(names, distributed.mean(values).tolist(), strict=True))
         self._sums, self._counts = {}, {}
         bad = [name for name, value in means.items() if not math.isfinite(value)]
         bad.sort(key=lambda name: name in _SUMS)
@@ -170,8 +183,7 @@ class DivergenceGuard:
         torch.set_rng_state(self.agent.training.torch_rng)
         means = MetricMeans()
         while self.agent.num_timesteps < failed_at:
-            means.add(self.agent.step())
-            self.agent.num_timesteps += 1
+            means.add(make_step(self.agent))
             try:
                 means.fetch(self.agent.num_timesteps)
             except TrainingError as first:
@@ -191,6 +203,12 @@ def as_callback(callback: Any) -> BaseCallback:
     if isinstance(callback, BaseCallback):
         return callback
     return ConvertCallback(callback)
+
+
+def on_every_rank(callback: BaseCallback) -> BaseCallback:
+    """What other ranks than 0 call: the callbacks that say so by `every_rank = True`."""
+    each = callback.callbacks if isinstance(callback, CallbackList) else [callback]
+    return CallbackList([one for one in each if getattr(one, "every_rank", False)])
 
 
 @contextmanager

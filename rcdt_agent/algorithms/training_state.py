@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from rcdt_agent.base_config import Precision
 from rcdt_agent.checkpoint import as_checkpoint_error
+from rcdt_agent.distributed import Replicas
 
 
 class TrainingState:
@@ -24,6 +25,7 @@ class TrainingState:
         generators: `batches` and `noise`.
         torch_rng: The agent's own state of torch's global generator, which dropout draws from.
         scaler: Loss scaler; it does nothing unless the precision is fp16.
+        replicas: Of the optimisers' parameters, if several processes train.
     """
 
     def __init__(self, seed: int, precision: Precision = "float32") -> None:
@@ -36,6 +38,7 @@ class TrainingState:
         self.seed(seed)
         enabled = precision == "fp16" and torch.cuda.is_available()
         self.scaler = torch.amp.GradScaler("cuda", enabled=enabled)
+        self.replicas = Replicas()
 
     @property
     def ready(self) -> bool:
@@ -49,6 +52,19 @@ class TrainingState:
         self.torch_rng = torch.Generator().manual_seed(seed).get_state()
         if self._stored:
             self._stored |= self._random_state()
+
+    def backward(self, name: str, loss: Tensor, *, inputs: Any = None, last: bool = True) -> None:
+        """Add the gradient of an optimiser's loss, averaged over processes.
+
+        Args:
+            name: Of the optimiser.
+            loss: Of its parameters.
+            inputs: The only leaves to get a gradient; default: all.
+            last: False for micro-batches that others follow: the last one averages.
+        """
+        if last:
+            loss = self.replicas.through(name, self.optimizers[name], loss)
+        self.scaler.scale(loss).backward(inputs=inputs)  # type: ignore[no-untyped-call]
 
     def _random_state(self) -> dict[str, Any]:
         generators = {name: g.get_state() for name, g in self.generators.items()}

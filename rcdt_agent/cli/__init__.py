@@ -13,7 +13,7 @@ import tyro
 
 from rcdt_agent.cli.benchmark import benchmark, tune
 from rcdt_agent.cli.compare import compare
-from rcdt_agent.cli.console import echo, echo_error
+from rcdt_agent.cli.console import console, echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
 from rcdt_agent.cli.evaluate import calibrate, evaluate, plot, report
 from rcdt_agent.cli.export import export
@@ -65,15 +65,28 @@ def run_command(arguments: Sequence[str]) -> int:
             "Train once offline, choose the cost budget later. `rcdt COMMAND --help` lists a "
             "command's options, `rcdt --version` says which version this is."
         ),
-        args=arguments,
+        args=_with_address(arguments),
     )
     return code
+
+
+def _with_address(arguments: Sequence[str]) -> list[str]:
+    """`--ray` without an address means a cluster of this machine."""
+    words: list[str] = []
+    for word, following in zip(arguments, [*arguments[1:], "--"], strict=True):
+        words.append(word)
+        if word == "--ray" and following.startswith("--"):
+            words.append("local")
+    return words
 
 
 def main() -> None:
     """Entry point: run a command; a failure that a user can act on is one line, exit code 2."""
     signal.signal(signal.SIGTERM, _terminate)
     warnings.showwarning = _show_warning
+    if os.environ.get("RANK", "0") != "0":  # of torchrun: rank 0 speaks for all
+        console.quiet = True
+        warnings.simplefilter("ignore")
     try:
         try:
             code = run_command(sys.argv[1:])

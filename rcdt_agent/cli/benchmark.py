@@ -17,6 +17,7 @@ from rcdt_agent.tasks.registry import tasks_of
 
 if TYPE_CHECKING:
     from rcdt_agent.experiments.benchmark import Failure
+    from rcdt_agent.experiments.cluster import Cluster
     from rcdt_agent.experiments.tune import TuneResult
 
 Preset = Literal["auto", "paper", "cpu", "tiny"]
@@ -39,6 +40,10 @@ def benchmark(
     overrides: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
     holdout: float = 0.0,
     workers: int = 1,
+    ray: Annotated[str | None, tyro.conf.arg(metavar="[ADDRESS]")] = None,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
+    shard: Annotated[str, tyro.conf.arg(metavar="I/N")] = "1/1",
     device: str = "cpu",
 ) -> int:
     """Train and evaluate methods on tasks by the paper's protocol; finished parts are kept.
@@ -63,6 +68,11 @@ def benchmark(
         overrides: FIELD=VALUE of the configuration, for every variant of RCDT.
         holdout: Share of trajectories kept from training, to measure the critics' error on.
         workers: Processes; with more than one, each uses one thread.
+        ray: Work on a Ray cluster instead: no address starts one on this machine, auto finds the
+            one that `ray start` made, HOST:PORT names one. Its machines must share the output.
+        cpus: Cores of one cell on Ray.
+        gpus: GPUs of one cell on Ray; 0.25 puts four cells on a GPU. Goes with --device cuda.
+        shard: Do the I-th of N parts of the cells; other machines do the others.
         device: cpu or cuda.
     """
     from rcdt_agent.experiments.benchmark import Protocol, run_benchmark
@@ -85,6 +95,8 @@ def benchmark(
             variant_of_data=variant_of_data,
             overrides=overrides,
             workers=workers,
+            cluster=_cluster(ray, cpus, gpus),
+            shard=_shard(shard),
             device=device,
             command=shlex.join(["rcdt", *sys.argv[1:]]),
         )
@@ -114,11 +126,16 @@ def tune(
     trials: int = 20,
     episodes: int = 10,
     seed: int = 0,
+    storage: Annotated[str | None, tyro.conf.arg(metavar="URL")] = None,
+    ray: Annotated[str | None, tyro.conf.arg(metavar="[ADDRESS]")] = None,
+    cpus: float = 1.0,
+    gpus: float = 0.0,
     device: str = "cpu",
 ) -> int:
     """Search settings: highest return among those that keep every budget, on validation seeds.
 
-    Safe to interrupt: the same command goes on where it stopped.
+    Safe to interrupt: the same command goes on where it stopped. Started several times at once, the
+    processes share the trials.
 
     Args:
         data: A DSRL task, an HDF5 file named after one, or SpeedLimit.
@@ -131,6 +148,11 @@ def tune(
         trials: Settings to try, in all.
         episodes: Validation episodes a budget.
         seed: Of training and of the search.
+        storage: URL of a database for the study, as Optuna takes it; default: a journal file in
+            the output.
+        ray: Try settings on a Ray cluster, as for `rcdt benchmark`.
+        cpus: Cores of one trial on Ray.
+        gpus: GPUs of one trial on Ray.
         device: cpu or cuda.
     """
     from rcdt_agent.experiments.tune import VALIDATION_SEED
@@ -146,6 +168,8 @@ def tune(
         n_trials=trials,
         episodes=episodes,
         seed=seed,
+        storage=storage,
+        cluster=_cluster(ray, cpus, gpus),
         device=device,
         progress_bar=True,
     )
@@ -166,6 +190,19 @@ def _echo_best(result: TuneResult, reset_seeds: str) -> None:
     for name, value in best.settings.items():
         echo(f"  {name} = {value:.6g}" if isinstance(value, float) else f"  {name} = {value}")
     echo(f"Train it: {result.command}")
+
+
+def _cluster(address: str | None, cpus: float, gpus: float) -> Cluster | None:
+    from rcdt_agent.experiments.cluster import Cluster
+
+    return None if address is None else Cluster(address=address, cpus=cpus, gpus=gpus)
+
+
+def _shard(text: str) -> tuple[int, int]:
+    part, slash, parts = text.partition("/")
+    if not (slash and part.isdecimal() and parts.isdecimal()):
+        raise InvalidArgumentError(f"`shard` must be I/N, such as 1/4, got {text!r}.")
+    return int(part), int(parts)
 
 
 def write_results(folder: Path) -> list[Path]:

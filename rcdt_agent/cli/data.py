@@ -202,12 +202,21 @@ def convert(
 ) -> int:
     """Copy a dataset between DSRL's HDF5 layout and Minari (cost in the infos).
 
+    Or from HDF5 into a folder of arrays, from which data larger than memory are trained on.
+
     Args:
         source: An HDF5 file, or the id of a local Minari dataset.
-        target: An HDF5 file (.hdf5, .h5), or a new Minari id such as robot/pick-v0.
+        target: An HDF5 file (.hdf5, .h5), a new folder of arrays (.npy), or a new Minari id such
+            as robot/pick-v0.
     """
     from rcdt_agent.data import TrajectoryDataset
+    from rcdt_agent.data.mapped import SUFFIX, hdf5_to_npy
 
+    if Path(target).suffix == SUFFIX and _is_hdf5("source", source):
+        hdf5_to_npy(Path(source), Path(target))
+        data = TrajectoryDataset.from_npy(target)
+        echo(f"{len(data)} trajectories, {data.n_transitions} steps: {target}")
+        return 0
     from_file, to_file = _is_hdf5("source", source), _is_hdf5("target", target)
     if to_file:
         check_output(Path(target))

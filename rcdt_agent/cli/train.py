@@ -16,7 +16,7 @@ import tyro
 from rcdt_agent.base_config import BaseConfig, resolve_preset
 from rcdt_agent.cli.console import check_output, echo
 from rcdt_agent.config import make_config
-from rcdt_agent.errors import InvalidArgumentError, SimulatorError
+from rcdt_agent.errors import InvalidArgumentError, LostProcessError, SimulatorError
 
 if TYPE_CHECKING:
     from rcdt_agent.experiments.runs import Run
@@ -85,6 +85,7 @@ def _make_train(
         """Train an agent in a run folder, evaluate it at every budget, and draw the result.
 
         Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
+        Several processes or GPUs: torchrun --nproc-per-node 4 -m rcdt_agent train DATA ...
 
         A letter after a setting says where its value in preset `paper` is from: (P) the paper,
         (C) the CDT code that it builds on, or a baseline's published code, (Q) the Q-regularised
@@ -108,12 +109,15 @@ def _make_train(
             evaluate: Evaluate at the end, if there is a simulator.
             episodes: Episodes a budget.
         """
+        from rcdt_agent import distributed
         from rcdt_agent.experiments.runs import Run, RunOptions, start_run
 
-        typed = shlex.join(["rcdt", *sys.argv[1:]])
+        distributed.start()
+        typed = f"{distributed.launcher()} {shlex.join(sys.argv[1:])}"
         if resume is not None:
             changed: dict[str, Any] = {"checkpoint_every": checkpoint_every, "device": device}
-            _change(Run(resume), data, named, config.total_steps, changed, episodes, typed)
+            if distributed.is_main():
+                _change(Run(resume), data, named, config.total_steps, changed, episodes, typed)
             return _train(Run(resume), None)
         if data is None:
             raise InvalidArgumentError(
@@ -128,6 +132,8 @@ def _make_train(
         if preset == "auto":
             echo(f"Preset auto: {resolve_preset(preset, device)}")
         run = Run(output or Path("runs") / f"{Path(data).stem}-{options.method}-{seed}")
+        if distributed.restarted() and run.started:
+            return _train(run, None)
         check_output(run.options_file)
         return _train(*start_run(options, run.folder))
 
@@ -176,7 +182,8 @@ def _change(
 
 
 def _train(run: "Run", agent: Any) -> int:
-    """Train a started run to its goal, evaluate it if it says so, and draw it."""
+    """Train a started run to its goal; rank 0 evaluates it if it says so, and draws it."""
+    from rcdt_agent import distributed
     from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run
     from rcdt_agent.experiments.report import draw_run
     from rcdt_agent.experiments.runs import train_run
@@ -184,6 +191,10 @@ def _train(run: "Run", agent: Any) -> int:
     with _saying_how_to_go_on(run):
         echo(f"Run folder: {run.folder}")
         agent = train_run(run, agent)
+        is_main = distributed.is_main()
+        distributed.stop()  # the others need not wait for the evaluation
+        if not is_main:
+            return 0
         episodes = run.options().episodes
         if episodes is not None:
             try:
@@ -207,3 +218,5 @@ def _saying_how_to_go_on(run: "Run") -> Iterator[None]:
             echo(f"Checkpoint: {run.checkpoint}")
         echo(f"Go on with: {run.resume_command}")
         raise
+    except LostProcessError as error:
+        raise LostProcessError(f"{error} Go on with: {run.resume_command}") from error

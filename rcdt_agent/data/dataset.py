@@ -206,6 +206,19 @@ class TrajectoryDataset:
 
         return read_minari(dataset)
 
+    @classmethod
+    def from_npy(cls, folder: str | Path) -> TrajectoryDataset:
+        """Open a folder of .npy files, observations and actions memory-mapped; see `to_npy`."""
+        from rcdt_agent.data.mapped import read_npy
+
+        return read_npy(Path(folder))
+
+    def to_npy(self, folder: str | Path) -> None:
+        """Write a new folder of .npy files, from which data larger than memory are trained on."""
+        from rcdt_agent.data.mapped import write_npy
+
+        write_npy(self, Path(folder))
+
     def to_hdf5(self, path: str | Path) -> None:
         """Write a file in DSRL's layout, which `dsrl` reads too; complete or not at all."""
         from rcdt_agent.data.hdf5 import write_hdf5

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,41 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
     Raises:
         DatasetError: Whatever is wrong with the file. Nothing outside of it is ever read.
     """
+    with _opened(path) as file:
+        # Each is opened again when it is read: an open dataset holds a cache of its own.
+        for key in (*FLOAT_KEYS, *FLAG_KEYS):
+            _dataset(file, key, path)
+        arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
+        flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
+        next_observations = (
+            _dataset(file, "next_observations", path) if "next_observations" in file else None
+        )
+        return TrajectoryDataset.from_arrays(
+            **arrays, **flags, next_observations=next_observations, name=str(path)
+        )
+
+
+@contextmanager
+def open_hdf5(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The large datasets of a file, not read yet, and its per-step numbers and flags, read.
+
+    Raises:
+        DatasetError: Whatever is wrong with the file.
+    """
+    with _opened(path) as file:
+        small: dict[str, Any] = {
+            key: _read_floats(_dataset(file, key, path), key) for key in ("rewards", "costs")
+        }
+        small |= {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
+        large = {key: _dataset(file, key, path) for key in ("observations", "actions")}
+        if "next_observations" in file:
+            large["next_observations"] = _dataset(file, "next_observations", path)
+        yield large, small
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """The file; whatever fails while it is open is its fault, for it may hold anything."""
     if not path.is_file():
         raise DatasetError(f"{path}: there is no such file.")
     try:
@@ -35,20 +72,10 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
         raise DatasetError(f"{path}: not an HDF5 file, or cut short ({error}).") from error
     try:
         with file:
-            # Each is opened again when it is read: an open dataset holds a cache of its own.
-            for key in (*FLOAT_KEYS, *FLAG_KEYS):
-                _dataset(file, key, path)
-            arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
-            flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
-            next_observations = (
-                _dataset(file, "next_observations", path) if "next_observations" in file else None
-            )
-            return TrajectoryDataset.from_arrays(
-                **arrays, **flags, next_observations=next_observations, name=str(path)
-            )
+            yield file
     except (DatasetError, Warning):
         raise
-    except Exception as error:  # the file may hold anything: whatever fails is its fault
+    except Exception as error:
         raise DatasetError(f"{path}: damaged, a block cannot be read ({error}).") from error
 
 

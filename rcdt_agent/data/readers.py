@@ -25,9 +25,10 @@ def as_dataset(data: AnyData) -> TrajectoryDataset:
     """Trajectories from whatever says clearly what it is.
 
     Args:
-        data: A `TrajectoryDataset`; the path of an HDF5 file; a dict of arrays, as for
-            `from_arrays`; a list of episodes, as for `from_episodes`; a data frame with the usual
-            columns, as for `from_dataframe`; or a Minari dataset.
+        data: A `TrajectoryDataset`; the path of an HDF5 file, or of a folder as `to_npy` writes
+            it; a dict of arrays, as for `from_arrays`; a list of episodes, as for
+            `from_episodes`; a data frame with the usual columns, as for `from_dataframe`; or a
+            Minari dataset.
 
     Raises:
         InvalidArgumentError: None of these.
@@ -38,7 +39,8 @@ def as_dataset(data: AnyData) -> TrajectoryDataset:
     if isinstance(data, TrajectoryDataset):
         return data
     if isinstance(data, str | Path):
-        return TrajectoryDataset.from_hdf5(data)
+        is_folder = Path(data).is_dir()
+        return TrajectoryDataset.from_npy(data) if is_folder else TrajectoryDataset.from_hdf5(data)
     if isinstance(data, Mapping):
         required = (*_FLOATS, "terminals, timeouts or dones")
         optional = ("terminals", "timeouts", "dones", "next_observations", "name")

@@ -13,6 +13,7 @@ from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Sampling
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.mapped import as_tensor
 from rcdt_agent.data.weights import FrontierWeights, trajectory_probabilities
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.model import Window
@@ -284,9 +285,10 @@ class WindowSampler:
         return torch.rand(size, dtype=torch.float64, generator=self.generator).to(self.device)
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
+        return as_tensor(np.ascontiguousarray(values), self.device)
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:
     """(N, ...) values at rows (B, T): (B, T, ...)."""
-    return values.index_select(0, rows.flatten()).view(*rows.shape, *values.shape[1:])
+    found = values.index_select(0, rows.flatten().to(values.device)).to(rows.device)
+    return found.view(*rows.shape, *values.shape[1:])

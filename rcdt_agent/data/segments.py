@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rcdt_agent._types import Float64Array, Int64Array
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.mapped import as_tensor, take
 from rcdt_agent.errors import DatasetError
 
 MAX_SEGMENTS = 1_000_000
@@ -220,8 +221,8 @@ class SegmentSampler:
         self.batch_size = batch_size
         self.generator = generator
         self.device = torch.device(device)
-        self.obs = torch.from_numpy(dataset.observations).to(device)
-        self.actions = torch.from_numpy(dataset.actions).to(device)
+        self.obs = as_tensor(dataset.observations, device)
+        self.actions = as_tensor(dataset.actions, device)
         self._first = torch.from_numpy(table.first)
         self._starts = torch.from_numpy(table.starts)
         self._lengths = torch.from_numpy(table.lengths)
@@ -240,8 +241,8 @@ class SegmentSampler:
         flat = rows.flatten().to(self.device)
         shape = rows.shape
         return SegmentBatch(
-            obs=self.obs.index_select(0, flat).view(*shape, -1),
-            actions=self.actions.index_select(0, flat).view(*shape, -1),
+            obs=take(self.obs, flat).view(*shape, -1),
+            actions=take(self.actions, flat).view(*shape, -1),
             mask=(self._steps < length).to(self.device),
             desirable=self._desirable[entry].to(self.device),
             weights=self._weights[entry].to(self.device),

@@ -1,12 +1,13 @@
-"""Sums over trajectories that lie one after the other: whole episodes, and from each step on."""
+"""Sums over trajectories that lie one after the other, and statistics of columns."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent._types import Float32Array, Float64Array, Int64Array
 
 _CHUNK = 65_536  # steps summed at a time
+_VALUES = 64 * _CHUNK  # numbers in float64 at a time
 
 
 def episode_sums(values: Float32Array, offsets: Int64Array) -> Float32Array:
@@ -33,3 +34,13 @@ def sums_to_go(values: Float32Array, offsets: Int64Array) -> Float32Array:
         sums[rows] = returns_to_go(torch.from_numpy(values[rows]), is_last).numpy()
         first = end
     return sums
+
+
+def mean_and_std(values: Float32Array) -> tuple[Float64Array, Float64Array]:
+    """(O,) of each column of values (N, O), in float64, in chunks: no copy of the data."""
+    mean = values.mean(0, dtype=np.float64)
+    squares = np.zeros_like(mean)
+    rows = min(_CHUNK, max(1, _VALUES // values.shape[1]))
+    for start in range(0, len(values), rows):
+        squares += np.square(values[start : start + rows] - mean).sum(0)
+    return mean, np.sqrt(squares / len(values))

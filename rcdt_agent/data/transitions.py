@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.mapped import as_tensor, take
 from rcdt_agent.errors import DatasetError
 
 
@@ -45,7 +46,8 @@ class TransitionSampler:
     """Draws batches uniformly over all transitions.
 
     On the CPU the dataset's arrays are read where they are; to another device they are copied
-    once. Random numbers come from a CPU generator on every device, so that a run can move.
+    once, unless they are memory-mapped. Random numbers come from a CPU generator on every device,
+    so that a run can move.
     """
 
     def __init__(
@@ -72,8 +74,9 @@ class TransitionSampler:
         """
         self.batch_size = batch_size
         self.generator = generator
-        self.obs = torch.from_numpy(dataset.observations).to(device)
-        self.actions = torch.from_numpy(dataset.actions).to(device)
+        self.device = torch.device(device)
+        self.obs = as_tensor(dataset.observations, device)
+        self.actions = as_tensor(dataset.actions, device)
         self._rewards = torch.from_numpy(dataset.rewards).to(device)
         self._costs = torch.from_numpy(dataset.costs).to(device)
         self._offsets = torch.from_numpy(dataset.offsets).to(device)
@@ -92,7 +95,7 @@ class TransitionSampler:
     def sample(self) -> tuple[Tensor, Tensor]:
         """Observations (B, O) and actions (B, A), for imitation."""
         rows = self._draw()
-        return self.obs[rows], self.actions[rows]
+        return take(self.obs, rows), take(self.actions, rows)
 
     def sample_transitions(self) -> Transitions:
         """Draw the next batch."""
@@ -102,7 +105,7 @@ class TransitionSampler:
         """(B, O) first observations of trajectories drawn uniformly."""
         n_trajectories = len(self._offsets) - 1
         drawn = torch.randint(n_trajectories, (self.batch_size,), generator=self.generator)
-        return self.obs[self._offsets[drawn.to(self.obs.device)]]
+        return take(self.obs, self._offsets[drawn.to(self.device)])
 
     def transitions(self, rows: Tensor) -> Transitions:
         """The transitions at rows (B,) int64 of the dataset."""
@@ -110,11 +113,13 @@ class TransitionSampler:
         first, last = self._offsets[trajectories], self._offsets[trajectories + 1] - 1
         ends = rows == last
         next_obs = torch.where(
-            ends[:, None], self._final_obs[trajectories], self.obs[torch.minimum(rows + 1, last)]
+            ends[:, None],
+            self._final_obs[trajectories],
+            take(self.obs, torch.minimum(rows + 1, last)),
         )
         return Transitions(
-            obs=self.obs[rows],
-            actions=self.actions[rows],
+            obs=take(self.obs, rows),
+            actions=take(self.actions, rows),
             rewards=self._rewards[rows],
             costs=self._costs[rows],
             next_obs=next_obs,
@@ -130,4 +135,4 @@ class TransitionSampler:
         n_rows = len(self.obs) if self._rows is None else len(self._rows)
         drawn = torch.randint(n_rows, (self.batch_size,), generator=self.generator)
         rows = drawn if self._rows is None else self._rows[drawn]
-        return rows.to(self.obs.device)
+        return rows.to(self.device)

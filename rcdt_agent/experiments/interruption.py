@@ -20,6 +20,8 @@ class StopOnSignal(BaseCallback):
     stays ignored. Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
+    every_rank = True  # each process has to outlive the step under way
+
     def __init__(self) -> None:
         """Wait for a signal."""
         super().__init__()

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stable_baselines3.common.logger import configure
+from stable_baselines3.common.logger import Logger, configure
 
+from rcdt_agent import distributed
 from rcdt_agent._io import read_json, write_json
 from rcdt_agent.algorithms import get_algorithm, load_agent
 from rcdt_agent.algorithms.budgets import BudgetConditioned
@@ -151,7 +152,7 @@ class Run:
     @property
     def resume_command(self) -> str:
         """What goes on with the run."""
-        return f"rcdt train --resume {shlex.quote(str(self.folder))}"
+        return f"{distributed.launcher()} train --resume {shlex.quote(str(self.folder))}"
 
     def agent(self, device: str = "auto") -> AnyAlgorithm:
         """The agent of `checkpoint`.
@@ -211,7 +212,7 @@ def open_budget_conditioned(path: Path, purpose: str) -> BudgetConditioned:
 
 
 def start_run(options: RunOptions, folder: Path) -> tuple[Run, AnyAlgorithm]:
-    """Read the data, make the untrained agent, and only then write the folder.
+    """Read the data, make the untrained agent, and only then write the folder (rank 0 does).
 
     Args:
         options: What to do.
@@ -224,13 +225,14 @@ def start_run(options: RunOptions, folder: Path) -> tuple[Run, AnyAlgorithm]:
         InvalidArgumentError: The folder holds a run, or the options are not good.
     """
     run = Run(folder)
-    if run.started:
+    if run.started and distributed.is_main():
         raise InvalidArgumentError(
             f"{folder} holds a run already: continue it with `{run.resume_command}`, or name "
             f"another `--output`."
         )
     agent = options.make_agent()
-    run.write_options(options)
+    if distributed.is_main():
+        run.write_options(options)
     return run, agent
 
 
@@ -268,7 +270,8 @@ def train_run(
 ) -> AnyAlgorithm:
     """Train, or continue from the latest checkpoint, to the end.
 
-    SIGINT and SIGTERM act after the step under way, once a checkpoint has been saved.
+    SIGINT and SIGTERM act after the step under way, once a checkpoint has been saved. Of several
+    processes that train together, rank 0 alone writes to the folder.
 
     Args:
         run: A started run.
@@ -278,7 +281,9 @@ def train_run(
     Raises:
         KeyboardInterrupt: SIGINT, by Python's own handler.
         TrainingError: It diverged; the checkpoint holds the last good step.
+        LostProcessError: Another process of the training is gone.
     """
+    distributed.barrier()  # rank 0 has written the options
     options = run.options()
     if run.checkpoint is not None:
         agent = run.agent(options.device)
@@ -286,12 +291,12 @@ def train_run(
     goal = options.config.total_steps
     if agent.num_timesteps >= goal:
         return agent
-    if run.final.is_file():
+    distributed.barrier()  # every rank has read its checkpoint
+    if run.final.is_file() and distributed.is_main():
         run.final.replace(run.latest)  # extended: finished no longer
     agent.config = replace(agent.config, total_steps=goal)
     data = options.source.read() if agent.dataset is None else agent.dataset
-    part = len(list((run.folder / "logs").glob("*")))
-    agent.set_logger(configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"]))
+    agent.set_logger(_logger(run))
     with StopOnSignal() as stop:
         try:
             agent.learn(
@@ -309,3 +314,11 @@ def train_run(
         agent.save(run.final if agent.num_timesteps == goal else run.latest)
     stop.raise_received()
     return agent
+
+
+def _logger(run: Run) -> Logger:
+    """Of the next part of the log; other ranks than 0 log nothing."""
+    if not distributed.is_main():
+        return Logger(folder=None, output_formats=[])
+    part = len(list((run.folder / "logs").glob("*")))
+    return configure(str(run.folder / "logs" / f"{part:03d}"), ["csv", "json"])

@@ -10,18 +10,20 @@ import gymnasium as gym
 
 from rcdt_agent.algorithms import OfflineAlgorithm, get_algorithm
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.mapped import SUFFIX
+from rcdt_agent.data.readers import as_dataset
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import Task, get_task, guess_task
 from rcdt_agent.tasks.simulators import make_env
 
 AnyAlgorithm = OfflineAlgorithm[Any, Any]
-HDF5_SUFFIXES = (".hdf5", ".h5")
+DATA_SUFFIXES = (".hdf5", ".h5", SUFFIX)
 
 
 def is_data_file(name: str) -> bool:
-    """Whether a text names a dataset file rather than a task."""
-    return Path(name).suffix in HDF5_SUFFIXES or Path(name).is_file()
+    """Whether a text names a dataset file, or a folder of arrays, rather than a task."""
+    return Path(name).suffix in DATA_SUFFIXES or Path(name).is_file()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +57,7 @@ class DataSource:
     def read(self) -> TrajectoryDataset:
         """The dataset; a task's own is downloaded unless the cache holds it."""
         if self.file is not None:
-            return TrajectoryDataset.from_hdf5(self.file)
+            return as_dataset(self.file)
         assert self.task is not None
         return load_task_dataset(self.task, progress_bar=True)
 

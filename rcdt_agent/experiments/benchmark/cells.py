@@ -127,9 +127,15 @@ def evaluation_file(folder: Path, method: Method) -> Path:
     return folder / "evaluations" / f"{_safe(method.deployment_id)}.json"
 
 
-def work(cell: Cell, on_part: OnPart) -> None:
-    """Do what is missing of a cell; errors are reported, and kept in error.txt."""
-    with file_lock(cell.folder / "lock", wait=False) as ours:
+def work(cell: Cell, on_part: OnPart, *, wait: bool = False) -> None:
+    """Do what is missing of a cell; errors are reported, and kept in error.txt.
+
+    Args:
+        cell: The cell.
+        on_part: Called after each part.
+        wait: Wait for another process that works on the cell; otherwise it is an error.
+    """
+    with file_lock(cell.folder / "lock", wait=wait) as ours:
         if not ours:
             on_part("training", "another process is working on this cell")
             return

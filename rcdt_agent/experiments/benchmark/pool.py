@@ -1,4 +1,4 @@
-"""Working cells off: in this process, or in a pool of worker processes that may die."""
+"""Working cells off: in this process, in worker processes that may die, or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import torch
 
 from rcdt_agent._io import die_with_parent
 from rcdt_agent.experiments.benchmark.cells import Cell, work
+from rcdt_agent.experiments.cluster import Cluster, use_threads
 from rcdt_agent.progress import progress
 
 OnProgress = Callable[[Cell, str, str | None], None]
@@ -33,13 +34,16 @@ class Failure:
     error: str
 
 
-def run_cells(cells: Sequence[Cell], *, workers: int, progress_bar: bool) -> list[Failure]:
+def run_cells(
+    cells: Sequence[Cell], *, workers: int, progress_bar: bool, cluster: Cluster | None = None
+) -> list[Failure]:
     """Do what is missing of each cell, with one bar over all parts.
 
     Args:
         cells: Finished ones are counted and not touched.
         workers: Processes; 1: this one.
         progress_bar: Show the bar.
+        cluster: Instead of processes of this machine.
 
     Returns:
         What failed.
@@ -49,7 +53,9 @@ def run_cells(cells: Sequence[Cell], *, workers: int, progress_bar: bool) -> lis
     done = total - sum(len(cell.parts_left) for cell in todo)
     with progress(progress_bar, total=total, initial=done, unit="part", smoothing=0) as bar:
         ledger = _Ledger(todo, n_cells=len(cells), bar=bar)
-        if workers == 1:
+        if cluster is not None:
+            _run_on_cluster(cluster, todo, ledger)
+        elif workers == 1:
             for cell in todo:
                 work(cell, partial(ledger.on_progress, cell))
                 ledger.on_done(cell, "not done")
@@ -57,6 +63,36 @@ def run_cells(cells: Sequence[Cell], *, workers: int, progress_bar: bool) -> lis
             with _Pool(workers, ledger.on_progress, ledger.on_done) as pool:
                 pool.run(todo, refresh=bar.refresh if sys.stderr.isatty() else lambda: None)
     return ledger.failures
+
+
+def _run_on_cluster(cluster: Cluster, todo: Sequence[Cell], ledger: _Ledger) -> None:
+    """One Ray task a cell; one whose worker was lost goes on from the cell's checkpoint."""
+    jobs = [(cell, tuple(sorted(cell.parts_left))) for cell in todo]
+    for (cell, _), outcome in cluster.run(work_cell, jobs, cluster.cpus):
+        if isinstance(outcome, Exception):
+            ledger.on_done(cell, f"{type(outcome).__name__}: {str(outcome).splitlines()[0]}")
+            continue
+        for part, error in outcome:
+            ledger.on_progress(cell, part, error)
+        ledger.on_done(cell, "not done")
+
+
+def work_cell(job: tuple[Cell, tuple[str, ...]], cpus: float) -> list[tuple[str, str | None]]:
+    """The task of a Ray worker: what is missing of a cell, whoever began it.
+
+    Args:
+        job: The cell, and the parts that were left when the driver looked.
+        cpus: Cores of the task.
+
+    Returns:
+        Those parts that are finished or failed, with the errors.
+    """
+    cell, parts = job
+    use_threads(cpus)
+    errors: dict[str, str | None] = {}
+    work(cell, errors.__setitem__, wait=True)
+    left = cell.parts_left
+    return [(part, errors.get(part)) for part in parts if part not in left or part in errors]
 
 
 class _Ledger:

@@ -12,6 +12,7 @@ from rcdt_agent.experiments.benchmark.data import TaskData, prepare_data
 from rcdt_agent.experiments.benchmark.methods import Method, parse_method
 from rcdt_agent.experiments.benchmark.pool import Failure, run_cells
 from rcdt_agent.experiments.benchmark.protocol import Protocol, check_protocol, note_protocol
+from rcdt_agent.experiments.cluster import Cluster, refuse_torchrun
 from rcdt_agent.tasks.registry import Task, get_task
 
 
@@ -55,6 +56,8 @@ def run_benchmark(
     variant_of_data: str | None = None,
     overrides: Sequence[str] = (),
     workers: int = 1,
+    cluster: Cluster | None = None,
+    shard: tuple[int, int] = (1, 1),
     device: str = "cpu",
     command: str = "",
     progress_bar: bool = True,
@@ -72,6 +75,8 @@ def run_benchmark(
         overrides: `FIELD=VALUE` for every variant of RCDT.
         workers: Processes; with more than one, a script needs the guard
             `if __name__ == "__main__":`, and each uses one thread.
+        cluster: A Ray cluster to work on, instead of `workers`.
+        shard: (i, n) does the i-th of n parts of the cells, from 1; other machines do the others.
         device: Where to train.
         command: The command line, noted for the reader.
         progress_bar: Show trainings and evaluations, finished and in all.
@@ -80,6 +85,11 @@ def run_benchmark(
         What failed.
     """
     protocol = protocol or Protocol()
+    refuse_torchrun("A benchmark", "`workers`, `ray` or `shard`")
+    if not 1 <= shard[0] <= shard[1]:
+        raise InvalidArgumentError(
+            f"`shard` must be i/n with 1 <= i <= n, got {shard[0]}/{shard[1]}."
+        )
     if workers < 1:
         raise InvalidArgumentError(f"`workers` must be >= 1, got {workers}.")
     if not tasks or not methods or not seeds:
@@ -97,7 +107,8 @@ def run_benchmark(
         ]
         note_protocol(folder, protocol, prepared, parsed, seeds, command)
     cells = plan(folder, prepared, parsed, seeds, protocol, device=device)
-    return run_cells(cells, workers=workers, progress_bar=progress_bar)
+    cells = cells[shard[0] - 1 :: shard[1]]
+    return run_cells(cells, workers=workers, progress_bar=progress_bar, cluster=cluster)
 
 
 def _sources(tasks: Sequence[str], datasets: Mapping[str, Path]) -> list[tuple[Task, Path | None]]:
