@@ -187,8 +187,8 @@ class Config(BaseConfig):
     tokens have left, kappa a share of the same of recorded actions (I). `token`: kappa is what each
     step's token allows at an even pace (I). `critic`: kappa is compared with the critic's mean (P).
     `episode`: with an episode's cost (I)."""
-    cost_reduction: float = 0.15
-    """For `data`: how far below that of recorded actions the policy's J_c shall be, a share (I)."""
+    kappa_share: float = 0.85
+    """For `data`: kappa as a share of the J_c of recorded actions (I)."""
     lambda_step: float = 0.1
     """Step of dual ascent, of J_c / kappa - 1 for `data` (I); with `-paper`: 3e-4 (P)."""
     lambda_max: float = 30.0
@@ -232,8 +232,8 @@ _RULES: dict[str, Rule] = {
     "return_token": (lambda v, c: v or c.cost_token, "on without `cost_token`"),
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),
     "micro_batch_size": (lambda v, _: v is None or v >= 0, ">= 0 or None"),
-    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction "
-    "cost_reduction": (
+    "kappa_share": (lambda v, _: 0 < v <= 1, "in (0, 1]"),
+    "dropout attention_dropout discount cost_discount budget_margin ema_decay held_out_fraction": (
         lambda v, _: 0 <= v < 1,
         "in [0, 1)",
     ),
@@ -276,7 +276,7 @@ DEPLOYMENT = ("budget_margin", "ctg_floor", "replan", "exhausted_mode", "shield_
 
 TRAINING = (
     "relabel_fraction", "pareto_fraction", "pareto_increase", "alpha", "gamma", "max_weight",
-    "frontier_sharpness", "cost_reduction",
+    "frontier_sharpness", "kappa_share",
     "micro_batch_size", "weight_decay", "adam_betas",
     "max_grad_norm", "entropy_bonus", "dropout", "attention_dropout", "critic_learning_rate",
     "critic_max_grad_norm", "target_rate", "eta", "kappa", "kappa_mode", "lambda_step",

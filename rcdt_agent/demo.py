@@ -22,7 +22,7 @@ from rcdt_agent.plots import plot_frontier, save_figure
 from rcdt_agent.tasks.speed_limit import optimal_return
 
 BALL_CIRCLE = Path(__file__).parent / "demo_data" / "OfflineBallCircle-v0-demo.hdf5"
-SPEED_STEPS, BALL_STEPS = 1_500, 8_000
+SPEED_STEPS, BALL_STEPS = 1_500, 3_000
 
 
 def train_speed_limit(folder: Path, total_steps: int = SPEED_STEPS) -> BudgetReport:

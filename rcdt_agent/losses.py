@@ -276,7 +276,7 @@ def cost_excess(cost_values: Tensor, allowance: Tensor, mask: Tensor) -> Tensor:
     return masked_mean((cost_values - allowance).clamp(min=0.0), mask)
 
 
-def relative_excess(excess: Tensor, reference: Tensor, reduction: float) -> Tensor:
+def relative_excess(excess: Tensor, reference: Tensor, share: float) -> Tensor:
     """J_c / kappa - 1 of `kappa_mode="data"`: kappa is a share of what recorded actions exceed.
 
     Recorded trajectories kept the tokens that they are shown with. What the critic nevertheless
@@ -285,9 +285,9 @@ def relative_excess(excess: Tensor, reference: Tensor, reduction: float) -> Tens
     Args:
         excess: () `cost_excess` of the policy's actions, J_c.
         reference: () `cost_excess` of the recorded actions of the same steps.
-        reduction: How far below, in [0, 1): kappa = (1 - reduction) reference.
+        share: In (0, 1]: kappa = share x reference.
     """
-    return excess / ((1.0 - reduction) * reference).clamp(min=1e-8) - 1.0
+    return excess / (share * reference).clamp(min=1e-8) - 1.0
 
 
 def cost_head_loss(logit: Tensor, costs: Tensor, mask: Tensor) -> Tensor:

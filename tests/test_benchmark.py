@@ -510,7 +510,7 @@ def test_a_real_task(tmp_path):
     failures = run_benchmark(
         tmp_path / "out",
         ["SafetyBallRun-v0"],
-        ["bc", "rcdt", "rcdt+target=paper"],
+        ["bc", "cdt", "cdt+target=paper"],
         datasets={"BallRun": file},
         seeds=(0,),
         protocol=Protocol(preset="tiny", steps=10, episodes=2),
@@ -520,8 +520,8 @@ def test_a_real_task(tmp_path):
     results = collect_results(tmp_path / "out")
     cells = {cell["method"]: cell["evaluation"]["results"] for cell in results["cells"]}
     assert [entry["budget"] for entry in cells["bc"]] == [10, 20, 40]
-    assert [entry["target_return"] for entry in cells["rcdt+target=paper"]] == [500, 500, 700]
-    assert cells["rcdt"][0]["target_return"] < 500
+    assert [entry["target_return"] for entry in cells["cdt+target=paper"]] == [500, 500, 700]
+    assert cells["cdt"][0]["target_return"] < 500
     text = make_tables(results)["published"]
     assert "| BallRun |" in text and "**0.39 / 0.64** ★" in text
     assert "Not comparable" in text and "balls.hdf5" in text

@@ -46,8 +46,8 @@ def test_frontier_weights_by_hand():
 
 def test_relative_excess_by_hand():
     excess, reference = torch.tensor(0.6), torch.tensor(0.5)
-    assert float(losses.relative_excess(excess, reference, 0.2)) == pytest.approx(0.5)
-    assert float(losses.relative_excess(torch.tensor(0.0), torch.tensor(0.0), 0.2)) == -1.0
+    assert float(losses.relative_excess(excess, reference, 0.8)) == pytest.approx(0.5)
+    assert float(losses.relative_excess(torch.tensor(0.0), torch.tensor(0.0), 0.8)) == -1.0
 
 
 def test_expert_weights():

@@ -304,7 +304,7 @@ def test_kappa_of_each_step_can_be_its_token(dataset, critic_inputs):
 
 def test_kappa_can_be_a_share_of_what_recorded_actions_exceed(dataset):
     """A critic that always says 2: policy and recorded actions exceed what is left alike."""
-    agent = make_agent(dataset, kappa_mode="data", lambda_step=0.5, cost_reduction=0.2, eta=0.0)
+    agent = make_agent(dataset, kappa_mode="data", lambda_step=0.5, kappa_share=0.8, eta=0.0)
     always_say(agent.policy.critics, 2.0)
     batch = agent.sampler.sample()
     gaps = (2.0 - batch.ctg.clamp(min=0.0))[batch.mask].clamp(min=0.0)

@@ -35,7 +35,7 @@ def test_what_is_searched():
     space = search_space(make_config("cpu", "rcdt"))
     assert space["eta"] == ("choice", (0.1, 0.3, 0.5))
     assert set(space) == {
-        "eta", "frontier_sharpness", "cost_reduction", "learning_rate", "target_quantile",
+        "eta", "frontier_sharpness", "kappa_share", "learning_rate", "target_quantile",
         "context_length",
     }  # fmt: skip
     assert {"alpha", "gamma"} <= set(search_space(make_config("cpu", "rcdt-paper")))
@@ -160,12 +160,10 @@ def test_killed_and_started_again(file, tmp_path):
     expected = make_config(
         "tiny", "rcdt", gamma=0.05, replan=True, total_steps=40, **best["settings"]
     )
-    same = replace(
-        config, learning_rate=expected.learning_rate, alpha=expected.alpha,
-        target_quantile=expected.target_quantile,
-    )  # fmt: skip
+    searched = ("learning_rate", "frontier_sharpness", "kappa_share", "target_quantile")
+    same = replace(config, **{name: getattr(expected, name) for name in searched})
     assert same == expected
-    for name in ("learning_rate", "alpha", "target_quantile"):
+    for name in searched:
         assert getattr(config, name) == pytest.approx(getattr(expected, name), rel=1e-5)
 
 

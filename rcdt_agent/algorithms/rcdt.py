@@ -308,7 +308,7 @@ class RCDT(CriticLearning):
             kappa = 0.0  # each step's own was taken off already
         elif config.kappa_mode == "data":
             reference = metrics["cost_recorded"]
-            cost_estimate = losses.relative_excess(cost_estimate, reference, config.cost_reduction)
+            cost_estimate = losses.relative_excess(cost_estimate, reference, config.kappa_share)
             kappa = 0.0
         self.multipliers.lmbda.copy_(
             losses.dual_ascent(

@@ -61,7 +61,7 @@ def search_space(config: BaseConfig) -> SearchSpace:
     if config.weighting == "frontier":
         space["frontier_sharpness"] = ("log", (2.0, 32.0))
     if config.cost_penalty and config.kappa_mode == "data":
-        space["cost_reduction"] = ("linear", (0.05, 0.3))
+        space["kappa_share"] = ("linear", (0.7, 0.95))
     return space
 
 
