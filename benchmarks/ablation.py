@@ -106,7 +106,7 @@ def table(cells: list[dict[str, Any]]) -> str:
 def paired(cells: list[dict[str, Any]], variant: str, base: str) -> str:
     """Differences by seed, averaged over tasks and budgets, with a t interval over seeds.
 
-    Returns are in shares of CDT's own mean return of the task, costs in shares of the budget.
+    Returns are in shares of the base's own mean return of the task, costs in shares of the budget.
     """
     by_key = {(c["task"], c["variant"], c["seed"]): c for c in cells}
     rows: dict[int, list[Any]] = {}
