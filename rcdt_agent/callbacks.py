@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
-from rcdt_agent.evaluation import BudgetReport, EnvSource, evaluate_budgets
+from rcdt_agent.costs import budget_label
+from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource, evaluate_budgets
 
 
 class BudgetEvalCallback(BaseCallback):
     """Evaluate at every budget now and then, and log `eval/return_20`, `eval/cost_20`, ...
+
+    Of several costs: `eval/cost_speeding_speeding=5 fuel=40`, and so on.
 
     It observes; the final weights stay what they are, and nothing is selected by its results.
     """
@@ -20,7 +22,7 @@ class BudgetEvalCallback(BaseCallback):
     def __init__(
         self,
         env: EnvSource = None,
-        budgets: Sequence[float] | None = None,
+        budgets: Budgets = None,
         *,
         eval_freq: int = 5_000,
         n_episodes: int = 5,
@@ -40,8 +42,12 @@ class BudgetEvalCallback(BaseCallback):
             report = evaluate_budgets(self.model, **self.arguments)  # type: ignore[arg-type]
             self.reports[self.num_timesteps] = report
             for result in report.results:
-                self.logger.record(f"eval/return_{result.budget:g}", result.mean_return)
-                self.logger.record(f"eval/cost_{result.budget:g}", result.mean_cost)
+                at = budget_label(result.budget)
+                self.logger.record(f"eval/return_{at}", result.mean_return)
+                several = isinstance(result.mean_cost, dict)
+                costs = result.mean_cost if several else {"cost": result.mean_cost}
+                for name, cost in costs.items():
+                    self.logger.record(f"eval/{f'cost_{name}' if several else name}_{at}", cost)
             self.logger.dump(self.num_timesteps)
         return True
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from rcdt_agent.costs import ONE_COST, by_name, in_order
 from rcdt_agent.errors import InvalidArgumentError
 
-CostFunction = Callable[[Any, Any, Any, dict[str, Any]], float]
-"""(observation, action, next observation, info) -> cost of the step."""
+CostFunction = Callable[[Any, Any, Any, dict[str, Any]], Any]
+"""(observation, action, next observation, info) -> cost of the step; of several costs, a dict."""
+
+CostKey = str | Sequence[str] | Mapping[str, str]
+"""Where in `info` the cost is. Several costs are a dict or an array there, or have a key each: keys
+that are their names, or a dict from names to keys."""
 
 
 class Step(NamedTuple):
@@ -18,7 +23,8 @@ class Step(NamedTuple):
 
     obs: Any
     reward: float
-    cost: float
+    cost: Any
+    """A number; (m,) of several costs, by name in `info`."""
     terminated: bool
     truncated: bool
     info: dict[str, Any]
@@ -27,10 +33,11 @@ class Step(NamedTuple):
 def read_step(
     values: Any,
     *,
-    cost_key: str = "cost",
+    cost_key: CostKey = "cost",
     cost_fn: CostFunction | None = None,
     before: Any = None,
     action: Any = None,
+    cost_names: Sequence[str] = ONE_COST,
 ) -> Step:
     """Read a step of five values (cost in `info`) or six (cost in third place).
 
@@ -40,9 +47,11 @@ def read_step(
         cost_fn: Computes the cost instead, also of a six-value step.
         before: Observation before the step, for `cost_fn`.
         action: Action taken, for `cost_fn`.
+        cost_names: Of the costs.
 
     Raises:
-        InvalidArgumentError: There is no cost, or it is no number, negative or not finite.
+        InvalidArgumentError: There is no cost, it is no number, negative or not finite, or one of
+            several is unknown or missing.
     """
     if len(values) == 6:
         obs, reward, cost, terminated, truncated, info = values
@@ -51,16 +60,19 @@ def read_step(
         cost = None if cost_fn else cost_in(info, cost_key)
     if cost_fn:
         cost = cost_fn(before, action, obs, info)
-    cost = step_cost(cost)
+    cost = step_cost(cost, cost_names)
     earned = _number(reward)
     if earned is None:
         raise InvalidArgumentError(f"The reward of a step must be one number, got {reward!r}.")
-    info = {**info, "cost": cost}
+    info = {**info, "cost": by_name(cost, cost_names)}
     return Step(obs, earned, cost, bool(terminated), bool(truncated), info)
 
 
-def cost_in(info: dict[str, Any], key: str) -> Any:
+def cost_in(info: dict[str, Any], key: CostKey) -> Any:
     """The cost in `info`; its absence is an error, never a zero."""
+    if not isinstance(key, str):
+        keys = key if isinstance(key, Mapping) else dict(zip(key, key, strict=True))
+        return {name: cost_in(info, at) for name, at in keys.items()}
     if key not in info:
         raise InvalidArgumentError(
             f"The environment reported no cost: `cost_key` is {key!r}, `info` holds "
@@ -69,8 +81,17 @@ def cost_in(info: dict[str, Any], key: str) -> Any:
     return info[key]
 
 
-def step_cost(cost: Any) -> float:
-    """The cost of a step as a number: one, finite and >= 0."""
+def step_cost(cost: Any, cost_names: Sequence[str] = ONE_COST) -> Any:
+    """The cost of a step as a number, finite and >= 0; of several costs (m,), in their order."""
+    if len(cost_names) > 1:
+        if isinstance(cost, Mapping):
+            cost = in_order("The cost of a step", cost, cost_names)
+        elif np.shape(cost) != (len(cost_names),):
+            raise InvalidArgumentError(
+                f"The cost of a step must hold {len(cost_names)} costs "
+                f"({', '.join(cost_names)}), got {cost!r}."
+            )
+        return np.array([step_cost(one) for one in cost])
     number = _number(cost)
     if number is None:
         raise InvalidArgumentError(

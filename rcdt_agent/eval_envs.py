@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gymnasium as gym
 from stable_baselines3.common.vec_env import VecEnv
 
+from rcdt_agent.costs import ONE_COST
 from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION
-from rcdt_agent.env_step import CostFunction, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
 from rcdt_agent.tasks.simulators import make_env
@@ -34,8 +35,9 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self,
         env: Env,
         seeds: Sequence[int],
-        cost_key: str = "cost",
+        cost_key: CostKey = "cost",
         cost_fn: CostFunction | None = None,
+        cost_names: Sequence[str] = ONE_COST,
     ) -> None:
         """Use up `seeds`, one per reset; afterwards resets are not seeded."""
         super().__init__(env)
@@ -44,7 +46,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         if self._wrapped:
             self.observation_space = space[OBSERVATION]  # type: ignore[index]
         self._seeds = list(seeds)
-        self._cost_key, self._cost_fn = cost_key, cost_fn
+        self._cost_key, self._cost_fn, self._cost_names = cost_key, cost_fn, cost_names
         self._obs: Any = None
 
     @classmethod
@@ -52,8 +54,9 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         cls,
         make: Callable[[], Env],
         seeds: Sequence[int],
-        cost_key: str = "cost",
+        cost_key: CostKey = "cost",
         cost_fn: CostFunction | None = None,
+        cost_names: Sequence[str] = ONE_COST,
     ) -> SeededEpisodes:
         """Wrap the environment that `make` makes.
 
@@ -65,7 +68,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             raise InvalidArgumentError(
                 f"`env` must make one Gymnasium environment, got {type(env).__name__}."
             )
-        return cls(env, seeds, cost_key, cost_fn)
+        return cls(env, seeds, cost_key, cost_fn, cost_names)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -85,6 +88,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             cost_fn=self._cost_fn,
             before=self._obs,
             action=action,
+            cost_names=self._cost_names,
         )
         return self._obs, reward, terminated, truncated, info
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -16,9 +16,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float64Array
-from rcdt_agent.deploy.checks import check_budgets
+from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.env_step import CostFunction
+from rcdt_agent.env_step import CostFunction, CostKey, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import Env, SeededEpisodes, env_maker
 from rcdt_agent.eval_envs import EnvSource as EnvSource
@@ -28,10 +28,15 @@ from rcdt_agent.stats import bootstrap_interval, normalized_score
 if TYPE_CHECKING:
     from rcdt_agent.algorithms.agent import Agent
 
+Budgets = Sequence[float] | Sequence[Mapping[str, float]] | Mapping[str, float] | float | None
+"""Cost budgets, or one; by name of several costs."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class BudgetResult:
     """What happened at one budget.
+
+    Of several costs, `budget` and everything about cost are by name: `budget["collision"]`.
 
     Attributes:
         budget: The cost budget.
@@ -44,23 +49,23 @@ class BudgetResult:
         cost_interval: 95 % bootstrap interval of the mean cost.
         normalized_return: Mean return scaled by the reference range.
         normalized_cost: Mean cost / budget; None for a budget of zero.
-        passed: Mean cost <= budget.
-        over_budget: Share of episodes that cost more than the budget.
+        passed: Mean cost <= budget; of several costs, of every one.
+        over_budget: Share of episodes that cost more than the budget; of several, of any.
         interventions: Share of steps at which the critic shield replaced the policy's action.
         ended_early: Share of episodes that the task ended, by a fall or a crash (or a goal that was
             reached), before the time limit did.
     """
 
-    budget: float
+    budget: Any
     target_return: float | None
     returns: tuple[float, ...]
-    costs: tuple[float, ...]
+    costs: Any
     mean_return: float
-    mean_cost: float
+    mean_cost: Any
     return_interval: tuple[float, float]
-    cost_interval: tuple[float, float]
+    cost_interval: Any
     normalized_return: float
-    normalized_cost: float | None
+    normalized_cost: Any
     passed: bool
     over_budget: float
     interventions: float = 0.0
@@ -91,7 +96,9 @@ class BudgetReport:
         return all(result.passed for result in self.results)
 
     def as_table(self) -> str:
-        """A plain-text table."""
+        """A plain-text table; several costs have a pair of columns each."""
+        if isinstance(self.results[0].budget, dict):
+            return self._several_costs_table()
         head = (
             f"{'budget':>8} {'return':>18} {'cost':>18} {'norm. return':>13} {'norm. cost':>11} "
             f"{'kept':>5} {'episodes over':>14}"
@@ -108,12 +115,31 @@ class BudgetReport:
                 f"{cost:>11} {'yes' if r.passed else 'no':>5} {r.over_budget:>14.0%}"
                 + (f" {r.ended_early:>12.0%}" if early else "")
             )
+        return "\n".join([*lines, self._note()])
+
+    def _several_costs_table(self) -> str:
+        names = list(self.results[0].budget)
+        heads = [f"{name} (budget)" for name in names]
+        widths = [max(len(head), 24) for head in heads]
+        head = f"{'return':>18} {'norm. return':>13}"
+        head += "".join(f"  {h:>{width}}" for h, width in zip(heads, widths, strict=True))
+        lines = [f"{head} {'kept':>5} {'episodes over':>14}"]
+        for r in self.results:
+            half = (r.return_interval[1] - r.return_interval[0]) / 2
+            line = f"{r.mean_return:>10.2f} ± {half:<5.2f} {r.normalized_return:>13.3f}"
+            for name, width in zip(names, widths, strict=True):
+                low, high = r.cost_interval[name]
+                cost = f"{r.mean_cost[name]:.2f} ± {(high - low) / 2:.2f} ({r.budget[name]:g})"
+                line += f"  {cost:>{width}}"
+            lines.append(f"{line} {'yes' if r.passed else 'no':>5} {r.over_budget:>14.0%}")
+        return "\n".join([*lines, self._note()])
+
+    def _note(self) -> str:
         episodes = len(self.results[0].returns)
-        lines.append(
+        return (
             f"{self.env}: {episodes} episodes a budget, seed {self.seed}, 95 % bootstrap "
             f"intervals; returns normalised by {self.range_source}."
         )
-        return "\n".join(lines)
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The whole report as JSON, also written to `path` if given."""
@@ -126,11 +152,11 @@ class BudgetReport:
 def evaluate_budgets(
     agent: Agent[Any, Any],
     env: EnvSource = None,
-    budgets: Sequence[float] | float | None = None,
+    budgets: Budgets = None,
     *,
     n_episodes: int = 20,
     seed: int = 0,
-    cost_key: str = "cost",
+    cost_key: CostKey = "cost",
     cost_fn: CostFunction | None = None,
     n_envs: int | None = None,
     subprocesses: bool = False,
@@ -147,10 +173,11 @@ def evaluate_budgets(
         agent: Any trained algorithm; one that knows no budget acts the same at each.
         env: A task or environment id, a function that makes one, one environment (used alone, in
             this process), or None for the agent's task.
-        budgets: Cost budgets, or one; default: those of the agent's task.
+        budgets: Cost budgets, or one; default: those of the agent's task. Of an agent with several
+            costs, dicts by name.
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
-        cost_key: Where in `info` the cost is (five-value steps).
+        cost_key: Where in `info` the cost is (five-value steps); several costs as for `wrap`.
         cost_fn: Computes the cost instead: (observation, action, next observation, info).
         n_envs: Environments side by side; default: 16 in this process (Safety-Gymnasium 4, they
             are slow to make; MetaDrive 1, it allows no more), or one a core in subprocesses.
@@ -172,7 +199,7 @@ def evaluate_budgets(
     queues = [jobs[i::n] for i in range(n)]
     seeds = [[seed + episode for _, episode in queue] for queue in queues]
     makers: list[Callable[[], Env]] = [
-        partial(SeededEpisodes.around, make, s, cost_key, cost_fn) for s in seeds
+        partial(SeededEpisodes.around, make, s, cost_key, cost_fn, agent.cost_names) for s in seeds
     ]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
@@ -184,7 +211,16 @@ def evaluate_budgets(
             venv.close()
     score_range, source = _reference(agent)
     results = tuple(
-        _summarize(budget, target, returns[i], costs[i], score_range, seed, shielded[i], early[i])
+        _summarize(
+            budget,
+            target,
+            returns[i],
+            columns_by_name(costs[i], agent.cost_names),
+            score_range,
+            seed,
+            shielded[i],
+            early[i],
+        )
         for i, (budget, target) in enumerate(zip(budgets, targets, strict=True))
     )
     return BudgetReport(
@@ -192,10 +228,20 @@ def evaluate_budgets(
     )
 
 
-def task_budgets(
-    agent: Agent[Any, Any], budgets: Sequence[float] | float | None
-) -> Sequence[float]:
-    """The given budgets, one number or several, or those of the agent's task."""
+def task_budgets(agent: Agent[Any, Any], budgets: Budgets) -> Sequence[Any]:
+    """The given budgets, one or several, or those of the agent's task."""
+    names = agent.cost_names
+    named = isinstance(budgets, Mapping) or (
+        isinstance(budgets, Sequence) and any(isinstance(b, Mapping) for b in budgets)
+    )
+    if len(names) > 1 or named:
+        if budgets is None:
+            raise InvalidArgumentError(
+                f"`budgets` must be given for an agent with several costs: "
+                f"[{{{', '.join(f'{name!r}: ...' for name in names)}}}]."
+            )
+        given = [budgets] if isinstance(budgets, Mapping | float | int) else list(budgets)
+        return [check_cost_budget(budget, names) for budget in given]
     if budgets is not None:
         return [float(budget) for budget in check_budgets(budgets)]
     if agent.task is None:
@@ -207,13 +253,13 @@ def _roll_out(
     agent: Agent[Any, Any],
     venv: VecEnv,
     queues: list[list[tuple[int, int]]],
-    budgets: Sequence[float],
+    budgets: Sequence[Any],
     targets: Sequence[float | None],
     n_episodes: int,
     deterministic: bool,
     progress_bar: bool,
 ) -> tuple[Float64Array, Float64Array, Float64Array, Float64Array]:
-    """Returns and costs (budgets, episodes).
+    """Returns (budgets, episodes), and costs (budgets, episodes, m), m left out of one cost.
 
     Then the shield's share of all steps, and the share of episodes that ended early (budgets,).
 
@@ -221,11 +267,14 @@ def _roll_out(
     the steps.
     """
     n = len(queues)
-    returns, costs, steps, shielded, early = np.zeros((5, len(budgets), n_episodes))
+    names = agent.cost_names
+    returns, steps, shielded, early = np.zeros((4, len(budgets), n_episodes))
+    costs = np.zeros((len(budgets), n_episodes, *((len(names),) if len(names) > 1 else ())))
     place = np.zeros(n, dtype=int)
     current = np.array([queue[0][0] for queue in queues])
     active = np.ones(n, dtype=bool)
-    asked, allowed = np.array([t or 0.0 for t in targets]), np.array(budgets, dtype=float)
+    asked = np.array([t or 0.0 for t in targets])
+    allowed = np.concatenate([check_budgets(budget, 1, names) for budget in budgets])
     state = None  # others act the same at every budget
     if agent.budgets == "any":
         state = agent.begin(n).with_own_targets(asked[current], allowed[current])
@@ -235,7 +284,7 @@ def _roll_out(
         while active.any():
             actions, state = agent.predict(obs, state, starts, deterministic)
             obs, rewards, dones, infos = venv.step(actions)
-            step_costs = np.array([float(info["cost"]) for info in infos])
+            step_costs = np.array([step_cost(info["cost"], names) for info in infos])
             replaced = np.zeros(n, dtype=bool)
             if isinstance(state, AgentState):
                 replaced = state.shielded
@@ -259,30 +308,46 @@ def _roll_out(
     return returns, costs, shielded.sum(1) / steps.sum(1), early.mean(1)
 
 
+def columns_by_name(costs: Float64Array, names: Sequence[str]) -> Any:
+    """(E,) costs of episodes; several (E, m) as a dict of them."""
+    return costs if len(names) == 1 else dict(zip(names, costs.T, strict=True))
+
+
+def _each(function: Callable[..., Any], *values: Any) -> Any:
+    """Of a value, or by name of each of several costs."""
+    if isinstance(values[0], Mapping):
+        return {name: function(*(value[name] for value in values)) for name in values[0]}
+    return function(*values)
+
+
 def _summarize(
-    budget: float,
+    budget: Any,
     target: float | None,
     returns: Float64Array,
-    costs: Float64Array,
+    costs: Any,
     return_range: tuple[float, float],
     seed: int,
     interventions: float,
     ended_early: float,
 ) -> BudgetResult:
-    mean_return, mean_cost = float(returns.mean()), float(costs.mean())
+    mean_return = float(returns.mean())
+    mean_cost = _each(lambda c: float(c.mean()), costs)
+    over = _each(lambda c, k: c > k, costs, budget)
+    kept = _each(lambda mean, k: bool(mean <= k), mean_cost, budget)
+    several = isinstance(budget, Mapping)
     return BudgetResult(
-        budget=float(budget),
+        budget=_each(float, budget),
         target_return=target,
         returns=tuple(map(float, returns)),
-        costs=tuple(map(float, costs)),
+        costs=_each(lambda c: tuple(map(float, c)), costs),
         mean_return=mean_return,
         mean_cost=mean_cost,
         return_interval=bootstrap_interval(returns, seed),
-        cost_interval=bootstrap_interval(costs, seed),
+        cost_interval=_each(lambda c: bootstrap_interval(c, seed), costs),
         normalized_return=float(normalized_score(mean_return, return_range)),
-        normalized_cost=mean_cost / budget if budget > 0 else None,
-        passed=bool(mean_cost <= budget),
-        over_budget=float(np.mean(costs > budget)),
+        normalized_cost=_each(lambda mean, k: mean / k if k > 0 else None, mean_cost, budget),
+        passed=all(kept.values()) if several else kept,
+        over_budget=float(np.mean(np.any(list(over.values()), axis=0) if several else over)),
         interventions=float(interventions),
         ended_early=float(ended_early),
     )

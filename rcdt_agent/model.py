@@ -33,7 +33,8 @@ class Window:
         obs: (B, T, O).
         actions: (B, T, A) actions taken; the last one is never looked at.
         rtg: (B, T) return-to-go; scaled, (B, T, F) features of its token.
-        ctg: (B, T) cost-to-go; scaled, (B, T, F) features of its token.
+        ctg: (B, T) cost-to-go; scaled, (B, T, F) features of its token. Of m costs (B, T, m) and
+            (B, T, m F).
         timesteps: (B, T) int64, step of the episode.
         mask: (B, T) bool, True for real steps.
     """
@@ -237,6 +238,7 @@ class PolicyTransformer(nn.Module):
         state_dependent_std: bool = True,
         log_std_range: tuple[float, float] = (-5.0, 2.0),
         cost_head: bool = False,
+        n_costs: int = 1,
     ) -> None:
         """Make the network.
 
@@ -259,6 +261,7 @@ class PolicyTransformer(nn.Module):
             state_dependent_std: Whether the deviation depends on what the head reads.
             log_std_range: Bounds of the log standard deviation.
             cost_head: Whether to predict, from state and action, if the step costs.
+            n_costs: m, CTG tokens of a step: one for each cost.
         """
         super().__init__()
         self.width = width
@@ -266,6 +269,10 @@ class PolicyTransformer(nn.Module):
         self.skip_to_head = head_width > 0
         self.embed_rtg = nn.Linear(token_features, width) if return_token else None
         self.embed_ctg = nn.Linear(token_features, width) if cost_token else None
+        self.embed_more_ctg = nn.ModuleList(  # of the costs after the first
+            nn.Linear(token_features, width) for _ in range(n_costs - 1 if cost_token else 0)
+        )
+        self.token_features = token_features
         self.embed_obs = nn.Linear(observation_size, width)
         self.embed_action = nn.Linear(action_size, width) if action_token else None
         self.embed_time: nn.Module | None = None
@@ -280,7 +287,7 @@ class PolicyTransformer(nn.Module):
         )
         self.norm_out = nn.LayerNorm(width)
         self.apply(_initialise)
-        n_tokens = int(return_token) + int(cost_token)
+        n_tokens = int(return_token) + n_costs * int(cost_token)
         skipped = observation_size + n_tokens * token_features if self.skip_to_head else 0
         self.head = GaussianHead(
             width + skipped,
@@ -296,7 +303,8 @@ class PolicyTransformer(nn.Module):
     @property
     def state_place(self) -> int:
         """Where among the tokens of a step the state is."""
-        return sum(embed is not None for embed in (self.embed_rtg, self.embed_ctg))
+        tokens = (self.embed_rtg, self.embed_ctg, *self.embed_more_ctg)
+        return sum(embed is not None for embed in tokens)
 
     @property
     def tokens_per_step(self) -> int:
@@ -361,7 +369,9 @@ class PolicyTransformer(nn.Module):
         if self.embed_rtg is not None:
             tokens.append(self.embed_rtg(window.rtg))
         if self.embed_ctg is not None:
-            tokens.append(self.embed_ctg(window.ctg))
+            costs = torch.split(window.ctg, self.token_features, dim=-1)
+            embeds = (self.embed_ctg, *self.embed_more_ctg)
+            tokens += [embed(part) for embed, part in zip(embeds, costs, strict=True)]
         tokens.append(self.embed_obs(window.obs))
         if self.embed_action is not None:
             tokens.append(self.embed_action(window.actions))

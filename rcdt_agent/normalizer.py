@@ -6,6 +6,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -39,6 +40,7 @@ class Normalizer(nn.Module):
         action_size: int,
         ctg_shape: TokenShape = "linear",
         episode_length: int | None = None,
+        n_costs: int = 1,
     ) -> None:
         """Scales of one; `fit` and `load_state_dict` set others."""
         super().__init__()
@@ -49,7 +51,7 @@ class Normalizer(nn.Module):
         self.register_buffer("action_low", -torch.ones(action_size))
         self.register_buffer("action_high", torch.ones(action_size))
         self.register_buffer("rtg_scale", torch.ones(()))
-        self.register_buffer("ctg_scale", torch.ones(()))
+        self.register_buffer("ctg_scale", torch.ones(() if n_costs == 1 else (n_costs,)))
         self.register_buffer("rtg_rate", torch.ones(()))
 
     @classmethod
@@ -60,7 +62,7 @@ class Normalizer(nn.Module):
         *,
         normalize_observations: bool = True,
         rtg_scale: float = 1.0,
-        ctg_scale: float = 1.0,
+        ctg_scale: npt.ArrayLike = 1.0,
         ctg_shape: TokenShape = "linear",
         episode_length: int | None = None,
     ) -> Normalizer:
@@ -71,11 +73,17 @@ class Normalizer(nn.Module):
             action_space: Its bounds become [-1, 1].
             normalize_observations: Otherwise observations stay as they are.
             rtg_scale: Unit of the RTG token.
-            ctg_scale: Unit of the CTG token.
+            ctg_scale: Unit of the CTG token; one for each of several costs, or one for all.
             ctg_shape: `linear`, or `asinh`, which resolves small budgets among large costs.
             episode_length: Steps of the longest episode, for tokens that also hold rates.
         """
-        normalizer = cls(dataset.observation_size, dataset.action_size, ctg_shape, episode_length)
+        normalizer = cls(
+            dataset.observation_size,
+            dataset.action_size,
+            ctg_shape,
+            episode_length,
+            dataset.n_costs,
+        )
         if normalize_observations:
             mean, std = mean_and_std(dataset.observations)
             normalizer.obs_mean.copy_(torch.from_numpy(mean))
@@ -83,7 +91,7 @@ class Normalizer(nn.Module):
         normalizer.action_low.copy_(torch.from_numpy(action_space.low.ravel()))
         normalizer.action_high.copy_(torch.from_numpy(action_space.high.ravel()))
         normalizer.rtg_scale.fill_(rtg_scale)
-        normalizer.ctg_scale.fill_(ctg_scale)
+        normalizer.ctg_scale.copy_(torch.as_tensor(np.asarray(ctg_scale, dtype=np.float64)))
         normalizer.rtg_rate.fill_(float(dataset.rewards.std(dtype=np.float64)) or 1.0)
         normalizer.check()
         return normalizer
@@ -96,7 +104,7 @@ class Normalizer(nn.Module):
             ("action_low", True, "finite"),
             ("action_high", (self.action_high > self.action_low).all(), "> action_low"),
             ("rtg_scale", self.rtg_scale > 0, "> 0"),
-            ("ctg_scale", self.ctg_scale > 0, "> 0"),
+            ("ctg_scale", (self.ctg_scale > 0).all(), "> 0"),
             ("rtg_rate", self.rtg_rate > 0, "> 0"),
         ):
             values = getattr(self, name)
@@ -129,12 +137,18 @@ class Normalizer(nn.Module):
         return torch.stack(features, dim=-1)
 
     def ctg(self, ctg: Tensor, timesteps: Tensor) -> Tensor:
-        """(..., F) features of the cost-to-go token at steps of the episode."""
+        """(..., F) features of the cost-to-go token at steps (...,) of the episode.
+
+        Of several costs (..., m), the tokens' features one after the other: (..., m F).
+        """
+        several = self.ctg_scale.ndim > 0
         features = [ctg / self.ctg_scale]
         if self.episode_length is not None:  # 1: a pace that spends the unit in an episode
-            pace = ctg / self._steps_left(timesteps) * self.episode_length
+            left = self._steps_left(timesteps[..., None] if several else timesteps)
+            pace = ctg / left * self.episode_length
             features.append(pace / self.ctg_scale)
         stacked = torch.stack(features, dim=-1)
+        stacked = stacked.flatten(-2) if several else stacked
         return torch.asinh(stacked) if self.ctg_shape == "asinh" else stacked
 
     def _steps_left(self, timesteps: Tensor) -> Tensor:

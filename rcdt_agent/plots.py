@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import io
 import re
 from collections.abc import Iterator, Sequence
@@ -241,17 +242,20 @@ def _colours(n: int) -> Any:
 
 _CURVES = (
     ("imitation", ("nll", "weighted_nll", "entropy")),
-    ("critics: TD loss", ("q_loss", "cost_loss")),
-    ("critics: held-out error", ("q_error", "cost_error")),
-    ("critics: value of the policy's actions", ("q_policy", "cost_policy")),
-    ("lambda", ("lambda",)),
+    ("critics: TD loss", ("q_loss", "cost_loss", "cost_*_loss")),
+    ("critics: held-out error", ("q_error", "cost_error", "cost_*_error")),
+    ("critics: value of the policy's actions", ("q_policy", "cost_policy", "cost_*_policy")),
+    ("lambda", ("lambda", "lambda_*")),
 )
+"""With a star: of each of several costs."""
+_NOT_A_COST = "cost_head_loss"
 
 
 def learning_curves(log: Sequence[dict[str, float]]) -> dict[str, tuple[str, ...]]:
     """Title -> names of the metrics to draw together, of those that the log holds."""
+    logged = sorted({key.removeprefix("train/") for row in log for key in row} - {_NOT_A_COST})
     found = {
-        title: tuple(name for name in names if any(f"train/{name}" in row for row in log))
+        title: tuple(name for pattern in names for name in fnmatch.filter(logged, pattern))
         for title, names in _CURVES
     }
     shown = {title: names for title, names in found.items() if names}

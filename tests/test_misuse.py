@@ -289,8 +289,14 @@ def test_what_is_not_one_number_is_no_budget(agent, bad):
             agent.reset(cost_budget=bad)
 
 
-@pytest.mark.parametrize("bad", ["20", [[1.0], [2.0, 3.0]], [1.0, "2"], [None, 1.0], {"k": 1}])
-def test_what_are_no_numbers_are_no_budgets(agent, bad):
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        *((bad, ">= 0, got") for bad in ("20", [[1.0], [2.0, 3.0]], [1.0, "2"], [None, 1.0])),
+        ({"k": 1}, "a number: there is one cost, without a name; got {'k': 1}"),
+    ],
+)
+def test_what_are_no_numbers_are_no_budgets(agent, bad, message):
     vector = gym.vector.SyncVectorEnv([lambda: gym.make(ENV_ID)] * 2)
     for entry in (
         lambda: agent.begin(2, cost_budget=bad),
@@ -298,7 +304,7 @@ def test_what_are_no_numbers_are_no_budgets(agent, bad):
         lambda: ReturnCostTokens(gym.make(ENV_ID), cost_budget=bad),
         lambda: VectorReturnCostTokens(vector, cost_budget=bad),
     ):
-        with pytest.raises(InvalidArgumentError, match="`cost_budget` must be >= 0, got"):
+        with pytest.raises(InvalidArgumentError, match=f"`cost_budget` must be {message}"):
             entry()
 
 

@@ -247,7 +247,7 @@ def test_lambda_follows_its_formula(dataset):
     agent = make_agent(dataset, kappa=10.0, lambda_step=0.5, lambda_max=4.0)
     expected, seen = 0.0, []
     for cost in (12.0, 13.0, 5.0, 0.0, 14.0, 30.0, 30.0, 9.0):
-        agent.dual_step({"cost_estimate": torch.tensor(cost)})
+        agent.dual_step(0, torch.tensor(cost))
         expected = min(max(expected + 0.5 * (cost - 10.0), 0.0), 4.0)
         seen.append(expected)
         assert float(agent.multipliers.lmbda) == pytest.approx(expected)
@@ -267,7 +267,7 @@ def test_kappa_can_be_an_episode_cost(dataset):
     literal = make_agent(dataset, kappa=6.0, lambda_step=0.1)
     episode = make_agent(dataset, kappa=6.0, lambda_step=0.1, kappa_mode="episode")
     for agent in (literal, episode):
-        agent.dual_step({"cost_estimate": torch.tensor(5.0)})
+        agent.dual_step(0, torch.tensor(5.0))
     assert float(literal.multipliers.lmbda) == 0.0
     factor = losses.episode_cost_factor(0.99, 12)
     assert float(episode.multipliers.lmbda) == pytest.approx(0.1 * (5.0 * factor - 6.0))
@@ -296,9 +296,9 @@ def test_kappa_of_each_step_can_be_its_token(dataset, critic_inputs):
     assert (loss - without).item() == pytest.approx(3.0 * float(gaps.clamp(min=0).mean()), rel=1e-4)
     assert float(terms["cost_estimate"]) == pytest.approx(float(gaps.mean()), abs=1e-5)
     assert float(terms["cost_policy"]) == pytest.approx(2.0)
-    agent.dual_step({"cost_estimate": torch.tensor(0.5)})
+    agent.dual_step(0, torch.tensor(0.5))
     assert float(agent.multipliers.lmbda) == pytest.approx(0.25)
-    agent.dual_step({"cost_estimate": torch.tensor(-9.0)})
+    agent.dual_step(0, torch.tensor(-9.0))
     assert float(agent.multipliers.lmbda) == 0.0
 
 
@@ -321,9 +321,11 @@ def test_kappa_can_be_a_share_of_what_recorded_actions_exceed(dataset):
     for name in ("cost_estimate", "cost_recorded"):
         assert float(terms[name]) == pytest.approx(float(gaps.mean()), rel=1e-5)
     # J_c / kappa - 1 = 1 / 0.8 - 1: lambda rises, and falls where the policy exceeds by half of it.
-    assert float(agent.dual_step(terms)) == pytest.approx(0.25)
+    recorded = terms["cost_recorded"]
+    moved = agent.dual_step(0, terms["cost_estimate"], recorded)
+    assert float(moved) == pytest.approx(0.25)
     assert float(agent.multipliers.lmbda) == pytest.approx(0.125)
-    agent.dual_step({**terms, "cost_estimate": 0.4 * terms["cost_recorded"]})
+    agent.dual_step(0, 0.4 * recorded, recorded)
     assert float(agent.multipliers.lmbda) == 0.0
 
 

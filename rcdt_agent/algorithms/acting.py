@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array
+from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
@@ -17,7 +18,7 @@ from rcdt_agent.deploy.conditioning import NO_RETURN_TOKEN
 from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
-from rcdt_agent.env_step import CostFunction
+from rcdt_agent.env_step import CostFunction, CostKey
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
 
@@ -51,36 +52,45 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         return True
 
     @abstractmethod
-    def target_of(self, cost_budget: float) -> float:
-        """What the data show at a budget that one environment has of its own."""
+    def target_of(self, budget_row: npt.ArrayLike) -> float:
+        """What the data show at a budget () or (m,) that one environment has of its own."""
+
+    @property
+    def budget_row(self) -> Float64Array:
+        """() the budget in force; (m,) of several costs."""
+        row: Float64Array = check_budgets(self.cost_budget, 1, self.cost_names)[0]
+        return row
 
     def begin(
         self,
         n_envs: int = 1,
-        cost_budget: npt.ArrayLike | None = None,
+        cost_budget: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
         target_return: npt.ArrayLike | None = None,
     ) -> AgentState:
         """A state for episodes about to start, with budgets of their own if given.
 
         Args:
             n_envs: Number of environments.
-            cost_budget: A number or (N,); default: the agent's, also when it changes later.
+            cost_budget: A number or (N,); default: the agent's, also when it changes later. Of
+                several costs, such numbers by name.
             target_return: A number or (N,); default: what the data show at the budget.
 
         Raises:
-            InvalidArgumentError: A number is outside its rule, or a return is asked of a policy
-                that is not told one.
+            InvalidArgumentError: A number is outside its rule, a cost is unknown or missing, or a
+                return is asked of a policy that is not told one.
         """
         if isinstance(n_envs, bool) or not isinstance(n_envs, int | np.integer) or n_envs < 1:
             raise InvalidArgumentError(f"`n_envs` must be a whole number >= 1, got {n_envs!r}.")
         normalizer = self.policy.normalizer
         own = cost_budget is not None or target_return is not None
-        budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
+        budgets = check_budgets(
+            self.cost_budget if cost_budget is None else cost_budget, n_envs, self.cost_names
+        )
         if target_return is not None:
             target_return = check_targets(target_return, n_envs)
             self._check_return_token()
         elif cost_budget is not None:
-            target_return = [self.target_of(float(budget)) for budget in budgets]
+            target_return = [self.target_of(budget) for budget in budgets]
         self._last_begun = None  # whoever states that episodes begin has not lost one
         return AgentState.begin(
             int(n_envs),
@@ -90,6 +100,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             target_return=self.target_return if target_return is None else target_return,
             cost_budget=budgets,
             follows_agent=not own,
+            cost_names=self.cost_names,
         )
 
     def _check_return_token(self) -> None:
@@ -117,7 +128,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         if episode_start is not None:
             current = current.restart(episode_start)
         if current.follows_agent:
-            current = current.with_targets(self.target_return, self.cost_budget)
+            current = current.with_targets(self.target_return, self.budget_row)
         if facts is not None:
             current = self._take_facts(current, facts, dropped=state is None)
         self._warn_if_too_long(current, self.episode_length, depth=2)
@@ -142,19 +153,20 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         state = state.restart(unlike)  # at step zero: a new episode has begun
         fell = facts.episode_cost < state.total_cost - 1e-4 * np.maximum(state.total_cost, 1.0)
         if fell.any():
-            i = int(np.argmax(fell))
+            place = tuple(np.argwhere(fell)[0])
             raise StateError(
-                f"Environment {i} has spent {facts.episode_cost[i]:g} in its episode, but `state` "
-                f"has seen {state.total_cost[i]:g} spent: it is the state of another episode. "
-                f"Hand back the state of this one, or begin with `state=agent.begin()`."
+                f"Environment {place[0]} has spent {facts.episode_cost[place]:g} in its episode, "
+                f"but `state` has seen {state.total_cost[place]:g} spent: it is the state of "
+                f"another episode. Hand back the state of this one, or begin with "
+                f"`state=agent.begin()`."
             )
         if state.follows_agent:
-            own = np.isfinite(facts.cost_budget)
-            budget = np.where(own, facts.cost_budget, state.cost_budget)
+            own = np.isfinite(facts.cost_budget.reshape(len(steps), -1)).all(1)
+            budget = np.where(np.isfinite(facts.cost_budget), facts.cost_budget, state.cost_budget)
             target = state.target_return
             if own.any():
                 target = target.copy()
-                target[own] = [self.target_of(float(b)) for b in budget[own]]
+                target[own] = [self.target_of(row) for row in budget[own].astype(np.float64)]
             asked = np.isfinite(facts.target_return)
             if asked.any():
                 self._check_return_token()
@@ -163,7 +175,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         return state.with_facts(facts.episode_return, facts.episode_cost, steps)
 
     def wrap(
-        self, env: Env, *, cost_key: str = "cost", cost_fn: CostFunction | None = None
+        self, env: Env, *, cost_key: CostKey = "cost", cost_fn: CostFunction | None = None
     ) -> ReturnCostTokens:
         """Wrap an environment so that what it earned and spent travels in its observation.
 
@@ -172,7 +184,8 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
 
         Args:
             env: Any Gymnasium environment, with five- or six-value steps.
-            cost_key: Where in `info` the cost is.
-            cost_fn: Computes the cost instead.
+            cost_key: Where in `info` the cost is. Several costs are a dict or an array there, in
+                the order of `cost_names`; or have a key each: `{"collision": "crash_cost", ...}`.
+            cost_fn: Computes the cost instead; of several costs, a dict.
         """
-        return ReturnCostTokens(env, cost_key=cost_key, cost_fn=cost_fn)
+        return ReturnCostTokens(env, cost_key=cost_key, cost_fn=cost_fn, cost_names=self.cost_names)

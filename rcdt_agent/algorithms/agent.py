@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
@@ -23,14 +23,15 @@ from rcdt_agent.algorithms.arguments import (
 from rcdt_agent.algorithms.sb3 import Env, SB3Interface, check_supported
 from rcdt_agent.algorithms.training_state import TrainingState
 from rcdt_agent.base_config import AUTO_PRESET, CHANGEABLE, BaseConfig, resolve_preset
+from rcdt_agent.costs import ONE_COST, in_order, refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts, split_facts
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.tasks.registry import Task
 
 if TYPE_CHECKING:
-    from rcdt_agent.evaluation import BudgetReport, EnvSource
+    from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
@@ -73,6 +74,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     """Of what `predict` returns besides the action; None: anything is passed through."""
     changeable: ClassVar[tuple[str, ...]] = CHANGEABLE
     """Fields of the configuration that `load` can change."""
+    several_costs: ClassVar[bool] = False
+    """Whether it learns from data with several costs."""
 
     @classmethod
     @abstractmethod
@@ -191,6 +194,26 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
         return self._policy
 
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """Of the costs that the agent knows; one is called `cost`."""
+        return ONE_COST
+
+    def check_costs(self, dataset: TrajectoryDataset) -> None:
+        """Refuse data whose costs are not those that the agent can learn from, or knows.
+
+        Raises:
+            InvalidArgumentError: There are several, but the algorithm knows one only.
+            DatasetError: They are not those of the data that the agent was trained on.
+        """
+        if not self.several_costs:
+            refuse_several(dataset.cost_names, type(self).__name__)
+        if self.has_policy and self.cost_names != dataset.cost_names:
+            raise DatasetError(
+                f"{dataset.name}: its costs are {', '.join(dataset.cost_names)}, but the agent's "
+                f"are {', '.join(self.cost_names)}."
+            )
+
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse spaces whose sizes are not the agent's."""
         if self._policy is not None:
@@ -231,7 +254,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             raise InvalidArgumentError(
                 f"`state` must be what the last `predict` returned, or None, got {state!r}."
             )
-        plain, facts = split_facts(observation)
+        plain, facts = split_facts(observation, self.cost_names)
         if np.size(plain) == 0:
             raise InvalidArgumentError(
                 f"`observation` must hold at least one observation, got shape {np.shape(plain)}."
@@ -243,7 +266,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         actions = actions.reshape(-1, *policy.action_space.shape)
         return (actions[0] if single else actions), state
 
-    def set_cost_budget(self, k: float, target_return: Any = "auto") -> None:
+    def set_cost_budget(self, k: Any, target_return: Any = "auto") -> None:
         """Refuse another budget than the one that the agent was made for.
 
         Args:
@@ -269,7 +292,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self,
         n_envs: int = 1,
         *,
-        cost_budget: npt.ArrayLike | None = None,
+        cost_budget: Any = None,
         target_return: npt.ArrayLike | None = None,
     ) -> Any:
         """The state of episodes about to start; None of an algorithm that keeps none.
@@ -277,18 +300,20 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         Raises:
             InvalidArgumentError: A cost budget is given that the algorithm does not serve.
         """
+        if isinstance(cost_budget, Mapping):
+            in_order("`cost_budget`", cost_budget, ONE_COST)
         for budget in () if cost_budget is None else np.unique(np.asarray(cost_budget, float)):
             self.set_cost_budget(float(budget))
         return None
 
-    def resolve_target(self, cost_budget: float, target_return: Any = "auto") -> float | None:
+    def resolve_target(self, cost_budget: Any, target_return: Any = "auto") -> float | None:
         """The return that an episode at this budget is asked for; None if it is not asked."""
         return None
 
     def evaluate(
         self,
         env: EnvSource = None,
-        budgets: Sequence[float] | float | None = None,
+        budgets: Budgets = None,
         n_episodes: int = 20,
         seed: int = 0,
         **kwargs: Any,

@@ -103,6 +103,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         data = as_dataset(dataset)
         if data is self.dataset:
             return
+        self.check_costs(data)
         if self.task is not None:
             sizes = self.task.observation_size, self.task.action_size
             data.check_sizes(*sizes, f"those of {self.task.id}")

@@ -13,6 +13,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms.acting import EpisodeActing
@@ -20,8 +21,9 @@ from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
-from rcdt_agent.data.readers import AnyData
-from rcdt_agent.deploy.checks import check_budget
+from rcdt_agent.costs import ONE_COST, CostBudget, by_name, refuse_several
+from rcdt_agent.data.readers import AnyData, as_dataset
+from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
@@ -39,7 +41,7 @@ class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
         env: Env | None = None,
         config: ConfigT | None = None,
         *,
-        cost_budget: float | None = None,
+        cost_budget: CostBudget | None = None,
         **kwargs: Any,
     ) -> None:
         """Make an untrained agent.
@@ -47,11 +49,12 @@ class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
         Args:
             env: Optional; gives the spaces, and serves evaluation callbacks.
             config: Settings; instead of `variant`, `preset` and its fields.
-            cost_budget: What an episode may cost at deployment; default: the task's middle
-                budget, or the median cost of the training trajectories.
+            cost_budget: What an episode may cost at deployment, by name where the data have
+                several costs; default: the task's middle budget, or the median cost of the
+                training trajectories.
             **kwargs: As for `Agent`, and any field of the configuration.
         """
-        self._cost_budget = None if cost_budget is None else check_budget(cost_budget)
+        self._cost_budget = None if cost_budget is None else check_cost_budget(cost_budget, None)
         super().__init__(env, config, **kwargs)
 
     @abstractmethod
@@ -59,8 +62,8 @@ class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
         """Warn if the training data, which are known now, do not cover the budget in force."""
 
     @property
-    def cost_budget(self) -> float:
-        """What an episode may cost."""
+    def cost_budget(self) -> Any:
+        """What an episode may cost: a number, or one by name for each of several costs."""
         if self._cost_budget is None:
             raise InvalidArgumentError(
                 "There is no cost budget yet: call `set_cost_budget`, or `learn` first, which "
@@ -69,11 +72,22 @@ class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
         return self._cost_budget
 
     def set_dataset(self, dataset: AnyData) -> None:
-        """Give the agent its training data; see `OfflineAlgorithm.set_dataset`."""
-        super().set_dataset(dataset)
+        """Give the agent its training data; see `OfflineAlgorithm.set_dataset`.
+
+        Raises:
+            InvalidArgumentError: The budget that was stated is not of the data's costs.
+        """
+        data = as_dataset(dataset)
+        self.check_costs(data)
+        if self._cost_budget is not None and not self.has_policy:
+            check_cost_budget(self._cost_budget, data.cost_names)
+        super().set_dataset(data)
         if self._cost_budget is None:
-            outcomes = self.policy.outcomes
-            self._cost_budget = self.task.reference_budget if self.task else outcomes.typical_cost
+            names = self.cost_names
+            if self.task is not None and len(names) == 1:
+                self._cost_budget = self.task.reference_budget
+            else:
+                self._cost_budget = by_name(self.policy.outcomes.typical_costs, names)
         else:
             self.judge_budget()
 
@@ -83,13 +97,14 @@ class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
-        self._cost_budget = check_budget(values["cost_budget"])
+        self._cost_budget = check_cost_budget(values["cost_budget"], self.cost_names)
 
 
 class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
     """Tells the policy what is left to earn and to spend; budgets can change at any time."""
 
     config_class = Config
+    several_costs = True
     changeable = (*CHANGEABLE, *TRAINING, *DEPLOYMENT)
 
     def __init__(
@@ -97,7 +112,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         env: Env | None = None,
         config: Config | None = None,
         *,
-        cost_budget: float | None = None,
+        cost_budget: CostBudget | None = None,
         target_return: TargetReturn = "auto",
         **kwargs: Any,
     ) -> None:
@@ -106,14 +121,16 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         Args:
             env: Optional; gives the spaces, and serves evaluation callbacks.
             config: Settings; instead of `variant`, `preset` and its fields.
-            cost_budget: What an episode may cost at deployment; default: the task's middle
-                budget, or the median cost of the training trajectories.
+            cost_budget: What an episode may cost at deployment, by name where the data have
+                several costs; default: the task's middle budget, or the median cost of the
+                training trajectories.
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
         self._target_request: TargetReturn = target_return
-        self._targets: dict[float, float] = {}  # target returns of budgets, as far as asked for
-        self._judged: set[tuple[float, float]] = set()  # budgets and targets held against the data
+        # Target returns of budgets (m,), as far as asked for; then those held against the data.
+        self._targets: dict[tuple[float, ...], float] = {}
+        self._judged: set[tuple[tuple[float, ...], float]] = set()
         super().__init__(env, config, cost_budget=cost_budget, **kwargs)
 
     # ------------------------------------------------------------ budgets
@@ -122,41 +139,56 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
     def target_return(self) -> float:
         """What an episode is asked to return at the present budget."""
         if self._target_request == "auto":
-            return self._auto_target(self.cost_budget)
+            return self._auto_target(self.budget_row)
         return self.resolve_target(self.cost_budget, self._target_request)
 
-    def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
+    def set_cost_budget(self, k: CostBudget, target_return: TargetReturn = "auto") -> None:
         """Say what an episode may cost from now on; also acts on episodes under way.
 
         Only episodes whose budget was stated to `begin` or to a wrapper keep that one.
 
         Args:
-            k: The budget, >= 0.
+            k: The budget, >= 0; of several costs, one by name for each:
+                `{"collision": 5, "speeding": 20}`.
             target_return: `auto`, `paper` or a number.
+
+        Raises:
+            InvalidArgumentError: A number is outside its rule, or a cost is unknown or missing;
+                the budget in force stays.
 
         Warns:
             UserWarning: The training data do not cover the request; once, with the numbers.
         """
-        budget = check_budget(k)
+        budget = check_cost_budget(k, self.cost_names if self.has_policy else None)
         if self.has_policy:
-            self._judge(budget, self.resolve_target(budget, target_return))
+            row = check_budgets(budget, 1, self.cost_names)[0]
+            self._judge(row, self.resolve_target(budget, target_return))
         self._cost_budget, self._target_request = budget, target_return
 
-    def resolve_target(self, cost_budget: float, target_return: TargetReturn = "auto") -> float:
+    def resolve_target(
+        self, cost_budget: CostBudget, target_return: TargetReturn = "auto"
+    ) -> float:
         """The return that an episode at this budget is asked for: `auto`, `paper` or a number."""
         if not self.has_policy:
             raise InvalidArgumentError("There is no target return before `learn` has seen data.")
-        return self.policy.conditioning.target_return(cost_budget, target_return)
+        row = check_budgets(cost_budget, 1, self.cost_names)[0]
+        return self.policy.conditioning.target_return(row, target_return)
 
     def judge_budget(self) -> None:
         """Warn if the training data do not cover the budget and target return in force."""
         self.set_cost_budget(self.cost_budget, self._target_request)
 
-    def _auto_target(self, cost_budget: float) -> float:
-        """`resolve_target` of a budget, remembered until the conditioning changes."""
-        if cost_budget not in self._targets:
-            self._targets[cost_budget] = self.resolve_target(cost_budget)
-        return self._targets[cost_budget]
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """Of the costs of the training data; one cost, and that of no data yet, is `cost`."""
+        return self.policy.conditioning.cost_names if self.has_policy else ONE_COST
+
+    def _auto_target(self, budget_row: npt.ArrayLike) -> float:
+        """The target of a budget () or (m,), remembered until the conditioning changes."""
+        key = tuple(np.ravel(budget_row).tolist())
+        if key not in self._targets:
+            self._targets[key] = self.policy.conditioning.target_return(budget_row)
+        return self._targets[key]
 
     def _forget_targets(self) -> None:
         """The conditioning has changed: budgets are looked up and judged anew."""
@@ -168,16 +200,17 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """Whether the policy is told a return."""
         return self.config.return_token
 
-    def target_of(self, cost_budget: float) -> float:
+    def target_of(self, budget_row: npt.ArrayLike) -> float:
         """What the data show at a budget that was stated; warns once if they do not cover it."""
-        target = self._auto_target(cost_budget)
-        self._judge(cost_budget, target)
+        target = self._auto_target(budget_row)
+        self._judge(budget_row, target)
         return target
 
-    def _judge(self, cost_budget: float, target_return: float) -> None:
-        if (cost_budget, target_return) not in self._judged:
-            self._judged.add((cost_budget, target_return))
-            self.policy.conditioning.warn_if_uncovered(cost_budget, target_return)
+    def _judge(self, budget_row: npt.ArrayLike, target_return: float) -> None:
+        key = tuple(np.ravel(budget_row).tolist()), target_return
+        if key not in self._judged:
+            self._judged.add(key)
+            self.policy.conditioning.warn_if_uncovered(budget_row, target_return)
 
     # ------------------------------------------------------------ deployment
 
@@ -232,6 +265,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             confidence: Of the upper bound of the mean cost, one-sided.
             **kwargs: As for `evaluate_budgets`.
         """
+        refuse_several(self.cost_names, "`calibrate`")
         self.calibration = None
         largest_cost = float(self.policy.outcomes.costs.max())
         tokens = token_grid(task_budgets(self, budgets), largest_cost, n_tokens)
@@ -262,10 +296,11 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
                 f"change. Take the calibration back first (`agent.calibration = None`), and "
                 f"calibrate again afterwards."
             )
-        self.config = replace(self.config, **fields)
+        config = replace(self.config, **fields)
         if self.has_policy:
-            self.policy.configure(self.config)
+            self.policy.configure(config)
             self._forget_targets()
+        self.config = config
 
     def export_onnx(self, path: str | Path) -> None:
         """Write the policy as an ONNX file for deployment without torch; `OnnxAgent` runs it.
@@ -277,6 +312,8 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """
         from rcdt_agent.deploy.export import export_onnx
 
+        if self.has_policy:
+            refuse_several(self.cost_names, "An ONNX file")
         export_onnx(self, path)
 
     # ------------------------------------------------------------ files

@@ -10,6 +10,8 @@ import warnings
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
@@ -177,9 +179,9 @@ class CAPS(AnyBudget[CAPSPolicy, CAPSConfig], MarkovAlgorithm[CAPSPolicy, CAPSCo
         """Zero: CAPS is asked for a budget, never for a return."""
         return 0.0
 
-    def target_of(self, cost_budget: float) -> float:
+    def target_of(self, budget_row: npt.ArrayLike) -> float:
         """Zero; warns if the data do not cover the budget."""
-        self._judge(cost_budget)
+        self._judge(float(np.asarray(budget_row)))
         return 0.0
 
     def set_cost_budget(self, k: float, target_return: Any = "auto") -> None:

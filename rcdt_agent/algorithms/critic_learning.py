@@ -13,6 +13,7 @@ from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.algorithms.budgets import BudgetConditioned
 from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories, trajectory_sums
 from rcdt_agent.algorithms.training import Metrics
+from rcdt_agent.costs import columns
 from rcdt_agent.critics import target_network
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch
@@ -30,8 +31,10 @@ CHECK_EVERY = 100
 PATIENCE = 1_000
 """Critic steps after which a critic should be better than a constant."""
 
-METRIC = {"reward": "q", "cost": "cost"}
-"""What the metrics of each critic begin with."""
+
+def metric(signal: str) -> str:
+    """What the metrics of a critic begin with: `q`, `cost`, or `cost_NAME` of several."""
+    return "q" if signal == "reward" else signal
 
 
 class CriticLearning(BudgetConditioned):
@@ -50,7 +53,8 @@ class CriticLearning(BudgetConditioned):
         self.target_critics = target_network(critics)
         training.modules["target_critics"] = self.target_critics
         start = round(config.critic_start * self.total_steps)  # of TD critics, and of all terms
-        training.counters = {"critic_start": start, "reward_acts": 0, "cost_acts": 0}
+        signals = ("reward", *self.policy.cost_signals)
+        training.counters = {"critic_start": start, **{f"{name}_acts": 0 for name in signals}}
         if config.uses_critics:
             training.optimizers["critics"] = torch.optim.Adam(
                 critics.parameters(), lr=config.critic_learning_rate, fused=True
@@ -73,13 +77,14 @@ class CriticLearning(BudgetConditioned):
         return self.config.critic_targets == "monte_carlo"
 
     def recorded_sums(self, dataset: TrajectoryDataset) -> Float32Array | None:
-        """(N, 2) what Monte Carlo critics are fitted to: discounted rewards and costs."""
+        """(N, 1 + m) what Monte Carlo critics are fitted to: discounted rewards and costs."""
         if not (self.monte_carlo and self.config.uses_critics):
             return None
         config = self.config
-        signals = (dataset.rewards, config.discount), (dataset.costs, config.cost_discount)
-        columns = [trajectory_sums(dataset, values, discount) for values, discount in signals]
-        return np.stack(columns, axis=1).astype(np.float32)
+        costs = columns(dataset.costs, dataset.cost_names).values()
+        signals = [(dataset.rewards, config.discount), *((c, config.cost_discount) for c in costs)]
+        sums = [trajectory_sums(dataset, values, discount) for values, discount in signals]
+        return np.stack(sums, axis=1).astype(np.float32)
 
     @property
     def target_rate(self) -> float:
@@ -92,7 +97,7 @@ class CriticLearning(BudgetConditioned):
     @property
     def signals_that_act(self) -> tuple[str, ...]:
         """Signals whose critic has been better than a constant, or all where none is checked."""
-        signals, counters = self.config.critic_signals, self.training.counters
+        signals, counters = self.policy.critics.signals, self.training.counters
         if self._unseen is None:
             return signals
         return tuple(signal for signal in signals if counters[f"{signal}_acts"])
@@ -113,7 +118,7 @@ class CriticLearning(BudgetConditioned):
                     stacklevel=2,
                 )
             for name, value in (("error", errors["error"]), ("acts", float(acts))):
-                metrics[f"{METRIC[signal]}_{name}"] = torch.tensor(value, device=self.device)
+                metrics[f"{metric(signal)}_{name}"] = torch.tensor(value, device=self.device)
         return metrics
 
     def critic_step(self, batch: Batch) -> Metrics:
@@ -133,7 +138,7 @@ class CriticLearning(BudgetConditioned):
             add_terms(metrics, terms, share)
         self.training.scaler.unscale_(optimizer)
         norms = critics.clip_grad_norm_(self.config.critic_max_grad_norm)
-        metrics |= {f"{METRIC[signal]}_grad_norm": norm for signal, norm in norms.items()}
+        metrics |= {f"{metric(signal)}_grad_norm": norm for signal, norm in norms.items()}
         self.training.scaler.step(optimizer)
         return metrics
 
@@ -149,7 +154,7 @@ class CriticLearning(BudgetConditioned):
         obs = policy.normalizer.obs(batch.obs)
         context = policy.critic_context(batch.ctg, batch.timesteps)
         values = policy.critics(obs, policy.normalizer.actions(batch.actions), context)
-        targets = {"reward": batch.reward_sums, "cost": batch.cost_sums}
+        targets = {"reward": batch.reward_sums, **self.by_cost(batch.cost_sums)}
         if next_actions is not None:
             targets = self._td_targets(batch, next_actions)
         total, terms = torch.zeros((), device=self.device), {}
@@ -157,8 +162,8 @@ class CriticLearning(BudgetConditioned):
             unit = policy.critics.unit(signal)
             loss = losses.td_loss(twins / unit, targets[signal] / unit, known)
             total = total + loss
-            terms[f"{METRIC[signal]}_loss"] = loss.detach()
-            terms[f"{METRIC[signal]}_data"] = losses.masked_mean(twins.detach()[0], known)
+            terms[f"{metric(signal)}_loss"] = loss.detach()
+            terms[f"{metric(signal)}_data"] = losses.masked_mean(twins.detach()[0], known)
         return total, terms
 
     @torch.no_grad()
@@ -168,7 +173,7 @@ class CriticLearning(BudgetConditioned):
         next_obs = policy.normalizer.obs(batch.next_obs)
         next_values = self.target_critics(next_obs, next_actions, context)
         stops = batch.terminals if context is None else batch.ends
-        targets = {}
+        targets, costs = {}, self.by_cost(batch.costs)
         for signal, twins in next_values.items():
             if signal == "reward":
                 following = losses.pessimistic(twins, -config.target_pessimism)
@@ -176,9 +181,13 @@ class CriticLearning(BudgetConditioned):
             else:
                 # A cost-to-go is never negative; clipping keeps early errors from feeding back.
                 following = losses.pessimistic(twins, config.target_pessimism).clamp(min=0.0)
-                target = losses.td_target(batch.costs, following, stops, config.cost_discount)
+                target = losses.td_target(costs[signal], following, stops, config.cost_discount)
             targets[signal] = target
         return targets
+
+    def by_cost(self, values: Tensor) -> dict[str, Tensor]:
+        """Each cost (B, T) of a batch's field, by its signal."""
+        return columns(values, self.policy.conditioning.cost_names)
 
     def _known(self, batch: Batch) -> Tensor:
         """(B, T) bool, steps that critics are trained on."""

@@ -13,6 +13,7 @@ from torch import Tensor
 from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float64Array
 from rcdt_agent.config import Config
+from rcdt_agent.costs import columns
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import ConditionedPolicy
 
@@ -43,9 +44,10 @@ def critic_errors(
         dataset: Trajectories, best such as were held out.
 
     Returns:
-        For `reward` and `cost`, as far as there is a critic: `rmse`, `bias` (estimate minus sum),
-        `correlation`, `deviation`, the sums' own standard deviation, which is the rmse of a
-        constant, and `error`, rmse / deviation: below 1 the critic is better than a constant.
+        For `reward` and `cost` (or `cost_NAME` of several), as far as there is a critic: `rmse`,
+        `bias` (estimate minus sum), `correlation`, `deviation`, the sums' own standard deviation,
+        which is the rmse of a constant, and `error`, rmse / deviation: below 1 the critic is better
+        than a constant.
     """
     device = policy.device
     obs = policy.normalizer.obs(torch.from_numpy(dataset.observations).to(device))
@@ -56,7 +58,10 @@ def critic_errors(
     )
     signals = {
         "reward": (dataset.rewards, config.discount),
-        "cost": (dataset.costs, config.cost_discount),
+        **{
+            signal: (costs, config.cost_discount)
+            for signal, costs in columns(dataset.costs, dataset.cost_names).items()
+        },
     }
     found = {}
     for name, twins in policy.critics(obs, actions, context).items():

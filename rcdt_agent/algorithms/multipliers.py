@@ -11,15 +11,23 @@ from rcdt_agent import distributed
 
 
 class Multipliers(nn.Module):
-    """The two coefficients that training adapts: entropy temperature and lambda."""
+    """The two coefficients that training adapts: entropy temperature and lambda.
+
+    Attributes:
+        lmbda: (); of several costs (m,), one for each.
+    """
 
     lmbda: Tensor
 
-    def __init__(self, temperature: float) -> None:
+    def __init__(self, temperature: float, n_costs: int = 1) -> None:
         """Begin with this temperature, and with lambda at zero."""
         super().__init__()
         self.log_temperature = nn.Parameter(torch.tensor(temperature).log())
-        self.register_buffer("lmbda", torch.zeros(()))
+        self.register_buffer("lmbda", torch.zeros(() if n_costs == 1 else (n_costs,)))
+
+    def of_cost(self, i: int) -> Tensor:
+        """() lambda of a cost, in place."""
+        return self.lmbda.view(-1)[i]
 
 
 class PIDLagrangian(nn.Module):

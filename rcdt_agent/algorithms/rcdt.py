@@ -82,7 +82,7 @@ class RCDT(CriticLearning):
             ),
             relabelling=Relabelling(
                 slack_fraction=config.relabel_fraction,
-                slack=policy.cost_limit,
+                slack=policy.cost_limit.tolist(),
                 pareto_fraction=config.pareto_fraction,
                 pareto_increase=config.pareto_increase,
             ),
@@ -90,7 +90,8 @@ class RCDT(CriticLearning):
             sums=self.recorded_sums(dataset),
             device=self.device,
         )
-        self.multipliers = Multipliers(config.initial_temperature).to(self.device)
+        multipliers = Multipliers(config.initial_temperature, len(policy.cost_signals))
+        self.multipliers = multipliers.to(self.device)
         training.modules = {"multipliers": self.multipliers}
         self.online = policy.transformer
         if config.ema_decay:  # the policy holds the average, which acts; this one is trained
@@ -148,7 +149,7 @@ class RCDT(CriticLearning):
 
         Args:
             batch: Windows in units of the task.
-            signals: Whose critic terms act: `reward`, `cost`.
+            signals: Whose critic terms act: `reward`, `cost` (or `cost_NAME` of several).
         """
         config, optimizer = self.config, self.training.optimizers["policy"]
         if config.dropout or config.attention_dropout:
@@ -177,12 +178,15 @@ class RCDT(CriticLearning):
         norm = nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
         optimizer.param_groups[0]["lr"] = self.learning_rate_now()
         self.training.scaler.step(optimizer)
-        if "cost_estimate" in metrics:
-            compared = {"cost_estimate", "cost_recorded"} & metrics.keys()
-            means = {name: distributed.mean(metrics[name]) for name in sorted(compared)}
-            metrics["cost_estimate"] = self.dual_step(means)
-        if config.cost_penalty:
-            metrics["lambda"] = self.multipliers.lmbda.clone()
+        for i, signal in enumerate(self.policy.cost_signals):
+            estimate, recorded = f"{signal}_estimate", f"{signal}_recorded"
+            if estimate in metrics:
+                compared = {estimate, recorded} & metrics.keys()
+                means = {name: distributed.mean(metrics[name]) for name in sorted(compared)}
+                metrics[estimate] = self.dual_step(i, means[estimate], means.get(recorded))
+            if config.cost_penalty:
+                name = signal.replace("cost", "lambda", 1)
+                metrics[name] = self.multipliers.of_cost(i).clone()
         return {
             **metrics,
             "grad_norm": norm,
@@ -217,7 +221,7 @@ class RCDT(CriticLearning):
             noise: (B, T, A) of the policy's own actions.
             swap: () bool, which twin guides and which one scales.
             scale: () of Q guidance; None: from this batch.
-            signals: Whose critic terms act: `reward`, `cost`.
+            signals: Whose critic terms act: `reward`, `cost` (or `cost_NAME` of several).
         """
         config, normalizer = self.config, self.policy.normalizer
         window = normalizer.window(batch)
@@ -249,10 +253,13 @@ class RCDT(CriticLearning):
                 scale = distributed.mean(losses.q_scale(q_b, batch.mask) * share)
             loss = loss - config.eta * losses.q_guidance(q_a, scale, batch.mask)
             terms["q_policy"] = losses.masked_mean(q_a.detach(), batch.mask)
-        if "cost" in signals:
-            penalty, cost_terms = self._cost_penalty(batch, window, values["cost"])
-            loss = loss + self.multipliers.lmbda * penalty
-            terms |= cost_terms
+        penalised = [signal for signal in self.policy.cost_signals if signal in signals]
+        recorded = self._recorded_values(window, context) if penalised else {}
+        for signal in penalised:
+            penalty, cost_terms = self._cost_penalty(batch, signal, values, recorded)
+            i = self.policy.cost_signals.index(signal)
+            loss = loss + self.multipliers.of_cost(i) * penalty
+            terms |= {f"{signal}_{name}": value for name, value in cost_terms.items()}
         terms = {"loss": loss.detach(), **terms}
         if config.entropy_bonus:
             loss = loss + losses.temperature_loss(temperature, entropy, self._target_entropy)
@@ -274,31 +281,44 @@ class RCDT(CriticLearning):
             scale += losses.q_scale(q_b, part.mask) * part.mask.sum() / n_steps
         return distributed.total(scale)
 
-    def _cost_penalty(self, batch: Batch, window: Window, twins: Tensor) -> tuple[Tensor, Metrics]:
-        """What lambda multiplies, and what dual ascent compares with kappa."""
-        config = self.config
-        costs = losses.pessimistic(twins, config.cost_pessimism)
+    @torch.no_grad()
+    def _recorded_values(self, window: Window, context: Tensor | None) -> dict[str, Tensor]:
+        """The critics at the recorded actions, where kappa is a share of what they exceed."""
+        if self.config.kappa_mode != "data":
+            return {}
+        values: dict[str, Tensor] = self.policy.critics(window.obs, window.actions, context)
+        return values
+
+    def _cost_penalty(
+        self, batch: Batch, signal: str, values: dict[str, Tensor], recorded: dict[str, Tensor]
+    ) -> tuple[Tensor, Metrics]:
+        """What a cost's lambda multiplies, and what dual ascent compares with kappa."""
+        config, ctg = self.config, self.by_cost(batch.ctg)[signal]
+        costs = losses.pessimistic(values[signal], config.cost_pessimism)
         mean = losses.cost_penalty(costs, batch.mask)
-        terms = {"cost_estimate": mean.detach(), "cost_policy": mean.detach()}
+        terms = {"estimate": mean.detach(), "policy": mean.detach()}
         if config.kappa_mode in ("critic", "episode"):
             return mean, terms
         if config.kappa_mode == "token":
-            allowed = self.policy.cost_allowance(batch.ctg, batch.timesteps)
-            terms["cost_estimate"] = losses.masked_mean(costs.detach() - allowed, batch.mask)
+            allowed = self.policy.cost_allowance(ctg, batch.timesteps)
+            terms["estimate"] = losses.masked_mean(costs.detach() - allowed, batch.mask)
             return losses.cost_excess(costs, allowed, batch.mask), terms
-        left = batch.ctg.clamp(min=0.0)
+        left = ctg.clamp(min=0.0)
         excess = losses.cost_excess(costs, left, batch.mask)
-        with torch.no_grad():
-            context = self.policy.critic_context(batch.ctg, batch.timesteps)
-            recorded = self.policy.critics(window.obs, window.actions, context)["cost"]
-            recorded = losses.pessimistic(recorded, config.cost_pessimism)
-            terms["cost_estimate"] = excess.detach()
-            terms["cost_recorded"] = losses.cost_excess(recorded, left, batch.mask)
-        return excess / self.policy.critics.unit("cost"), terms
+        of_data = losses.pessimistic(recorded[signal], config.cost_pessimism)
+        terms["estimate"] = excess.detach()
+        terms["recorded"] = losses.cost_excess(of_data, left, batch.mask)
+        return excess / self.policy.critics.unit(signal), terms
 
-    def dual_step(self, metrics: Metrics) -> Tensor:
-        """Move lambda; returns what was compared with kappa."""
-        config, cost_estimate = self.config, metrics["cost_estimate"]
+    def dual_step(self, i: int, cost_estimate: Tensor, reference: Tensor | None = None) -> Tensor:
+        """Move lambda of cost i; returns what was compared with kappa.
+
+        Args:
+            i: Which cost.
+            cost_estimate: () J_c.
+            reference: () the same of recorded actions, for `kappa_mode="data"`.
+        """
+        config, lmbda = self.config, self.multipliers.of_cost(i)
         kappa = config.kappa
         if config.kappa_mode == "episode":
             cost_estimate = cost_estimate * losses.episode_cost_factor(
@@ -307,12 +327,12 @@ class RCDT(CriticLearning):
         elif config.kappa_mode == "token":
             kappa = 0.0  # each step's own was taken off already
         elif config.kappa_mode == "data":
-            reference = metrics["cost_recorded"]
+            assert reference is not None
             cost_estimate = losses.relative_excess(cost_estimate, reference, config.kappa_share)
             kappa = 0.0
-        self.multipliers.lmbda.copy_(
+        lmbda.copy_(
             losses.dual_ascent(
-                self.multipliers.lmbda,
+                lmbda,
                 cost_estimate,
                 kappa=kappa,
                 step_size=config.lambda_step,

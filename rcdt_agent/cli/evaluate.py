@@ -8,6 +8,7 @@ from typing import Annotated
 import tyro
 
 from rcdt_agent.cli.console import check_budgets, check_output, echo, echo_error
+from rcdt_agent.costs import parse_budget
 from rcdt_agent.errors import InvalidArgumentError
 
 ENOUGH_EPISODES = 20
@@ -23,6 +24,7 @@ def evaluate(
     *,
     env: OptionalEnv = None,
     budgets: tuple[float, ...] = (),
+    cost_budgets: tuple[str, ...] = (),
     episodes: int = 20,
     seed: int = 0,
     output: OptionalPath = None,
@@ -36,6 +38,7 @@ def evaluate(
         agent: A run folder or a checkpoint.
         env: A task or environment id; by default the one it was trained for.
         budgets: Cost budgets; by default those of the task.
+        cost_budgets: Of an agent with several costs: collision=5,speeding=20 each.
         episodes: Episodes a budget.
         seed: Episode e is reset with seed + e.
         output: JSON file for this evaluation alone; the run's report.json stays as it is.
@@ -45,8 +48,13 @@ def evaluate(
 
     check_budgets(budgets)
     check_output(output)
+    if budgets and cost_budgets:
+        raise InvalidArgumentError("Give either `--budgets` or `--cost-budgets`, not both.")
+    named = tuple(parse_budget(text) for text in cost_budgets)
     loaded = open_agent(agent)
-    report = evaluate_run(loaded, env, budgets=budgets or None, n_episodes=episodes, seed=seed)
+    report = evaluate_run(
+        loaded, env, budgets=budgets or named or None, n_episodes=episodes, seed=seed
+    )
     if output is not None:
         report.to_json(output)
     elif agent.is_dir():

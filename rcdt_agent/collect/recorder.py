@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.env_step import CostFunction, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 
 
@@ -29,9 +30,10 @@ class Trajectory:
     rewards: Float32Array
     """(T,) as the environment paid them."""
     costs: Float32Array
-    """(T,)."""
+    """(T,); (T, m) of several costs."""
     terminated: bool
     truncated: bool
+    cost_names: tuple[str, ...] = ONE_COST
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -44,7 +46,7 @@ class Trajectory:
 
     @property
     def episode_cost(self) -> float:
-        """Sum of the costs."""
+        """Sum of the costs, of all of them where there are several."""
         return float(self.costs.sum(dtype=np.float64))
 
 
@@ -61,8 +63,9 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         env: gym.Env[Any, Any],
         sink: Callable[[Trajectory], None] | None = None,
         *,
-        cost_key: str = "cost",
+        cost_key: CostKey = "cost",
         cost_fn: CostFunction | None = None,
+        cost_names: Sequence[str] = ONE_COST,
     ) -> None:
         """Wrap an environment.
 
@@ -72,6 +75,8 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
                 default they are kept in `trajectories`.
             cost_key: Where in `info` the cost is (five-value steps).
             cost_fn: Computes the cost instead: (observation, action, next observation, info).
+            cost_names: Of several costs, which are a dict or an array in `info`, or have a key
+                each, as for `ReturnCostTokens`.
 
         Raises:
             InvalidArgumentError: A space is not a box of rank 1.
@@ -87,9 +92,10 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self._left_out: list[str] = []  # of finished episodes, what was not finite
         self._sink = self.trajectories.append if sink is None else sink
         self._cost_key, self._cost_fn = cost_key, cost_fn
+        self._cost_names = check_cost_names(cost_names, len(cost_names))
         self._obs: Any = None
         self._recording = False
-        self._rows: list[tuple[Float32Array, float, float]] = []  # action, reward, cost
+        self._rows: list[tuple[Float32Array, float, Any]] = []  # action, reward, cost
         self._observations: list[Float32Array] = []
 
     def reset(
@@ -112,6 +118,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
             cost_fn=self._cost_fn,
             before=self._obs,
             action=action,
+            cost_names=self._cost_names,
         )
         self._obs = obs
         self._rows.append((taken, reward, cost))
@@ -154,7 +161,9 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
                 stacklevel=3,
             )
             return None
-        return Trajectory(**arrays, terminated=terminated, truncated=truncated)
+        return Trajectory(
+            **arrays, terminated=terminated, truncated=truncated, cost_names=self._cost_names
+        )
 
 
 def join_trajectories(
@@ -163,10 +172,13 @@ def join_trajectories(
     """Lay trajectories one after the other in a dataset.
 
     Raises:
-        DatasetError: There is none.
+        DatasetError: There is none, or they do not have the same costs.
     """
     if not trajectories:
         raise DatasetError(f"{name}: no episode has run to its end yet, so there is no trajectory.")
+    costs = {trajectory.cost_names for trajectory in trajectories}
+    if len(costs) > 1:
+        raise DatasetError(f"{name}: trajectories of different costs, {sorted(costs)}.")
     terminals, timeouts = np.zeros((2, sum(map(len, trajectories))), dtype=np.bool_)
     last = np.cumsum([len(trajectory) for trajectory in trajectories]) - 1
     terminals[last] = [trajectory.terminated for trajectory in trajectories]
@@ -180,6 +192,7 @@ def join_trajectories(
         terminals=terminals,
         timeouts=timeouts,
         name=name,
+        cost_names=trajectories[0].cost_names,
     )
 
 

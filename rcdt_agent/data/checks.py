@@ -23,10 +23,10 @@ def split_episodes(terminals: BoolArray, timeouts: BoolArray) -> tuple[Int64Arra
 
 
 def check_shapes(shapes: dict[str, tuple[int, ...]], name: str) -> None:
-    """Refuse wrong ranks, lengths that differ, and emptiness."""
+    """Refuse wrong ranks, lengths that differ, and emptiness; `costs` may be several: rank 2."""
     ranks = {"observations": 2, "next_observations": 2, "actions": 2}
     for key, shape in shapes.items():
-        rank = ranks.get(key, 1)
+        rank = ranks.get(key, 2 if key == "costs" and len(shape) == 2 else 1)
         if len(shape) != rank or 0 in shape[1:]:
             raise DatasetError(f"{name}: `{key}` must have rank {rank}, got shape {shape}.")
     rows = shapes["observations"][0]
@@ -62,7 +62,7 @@ def check_finite(array: Float32Array, key: str, name: str, *, first_row: int = 0
 def check_not_negative(array: Float32Array, key: str, name: str) -> None:
     """Refuse negative entries, naming the first row."""
     if array.min() < 0:
-        row = int(np.argmax(array < 0))
+        row = int(np.argwhere(array < 0)[0, 0])
         raise DatasetError(f"{name}: `{key}` must be >= 0, row {row} is {array[row]}.")
 
 

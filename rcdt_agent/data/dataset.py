@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.costs import ONE_COST, CostBudget, check_cost_names, in_order
 from rcdt_agent.data.checks import (
     check_finite,
     check_not_negative,
@@ -24,7 +25,13 @@ from rcdt_agent.data.checks import (
     split_episodes,
 )
 from rcdt_agent.data.frontier import Frontier, Outcomes, coverage
-from rcdt_agent.data.readers import end_flags, episode_arrays, frame_arrays, one_column
+from rcdt_agent.data.readers import (
+    cost_columns,
+    end_flags,
+    episode_arrays,
+    frame_arrays,
+    one_column,
+)
 from rcdt_agent.data.subsets import bottom_rows, extreme_rows
 from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
@@ -41,9 +48,12 @@ class DatasetSummary:
     action_size: int
     return_range: tuple[float, float]
     cost_range: tuple[float, float]
+    """Of several costs: of all of them; `cost_ranges` has each."""
     length_range: tuple[int, int]
     terminated: int
     truncated: int
+    cost_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """By name, of several costs; empty for one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,7 +68,7 @@ class TrajectoryDataset:
         observations: (N, O) observation before each step.
         actions: (N, A).
         rewards: (N,) reward of each step.
-        costs: (N,) cost of each step, >= 0.
+        costs: (N,) cost of each step, >= 0; (N, m) of m costs.
         offsets: (M + 1,) first row of each trajectory, and N.
         terminated: (M,) ended by the task: nothing follows, value estimates stop here.
         truncated: (M,) ended by a time limit or by the end of the recording.
@@ -66,6 +76,7 @@ class TrajectoryDataset:
         final_known: (M,) False where no observation after the last step was recorded; such a
             step of a truncated trajectory cannot be used for value learning.
         name: File name or description, for messages.
+        cost_names: Of the costs; `("cost",)` where there is one.
     """
 
     observations: Float32Array
@@ -78,6 +89,7 @@ class TrajectoryDataset:
     final_observations: Float32Array
     final_known: BoolArray
     name: str = "dataset"
+    cost_names: tuple[str, ...] = ONE_COST
 
     @classmethod
     def from_arrays(
@@ -86,12 +98,13 @@ class TrajectoryDataset:
         observations: npt.ArrayLike,
         actions: npt.ArrayLike,
         rewards: npt.ArrayLike,
-        costs: npt.ArrayLike,
+        costs: npt.ArrayLike | Mapping[str, npt.ArrayLike],
         terminals: npt.ArrayLike | None = None,
         timeouts: npt.ArrayLike | None = None,
         next_observations: Any = None,
         dones: npt.ArrayLike | None = None,
         name: str = "arrays",
+        cost_names: Any = None,
     ) -> TrajectoryDataset:
         """Build from flat arrays in DSRL's layout, trajectories one after the other.
 
@@ -99,7 +112,7 @@ class TrajectoryDataset:
             observations: (N, O).
             actions: (N, A).
             rewards: (N,) or (N, 1).
-            costs: (N,) or (N, 1), >= 0.
+            costs: (N,) or (N, 1), >= 0. Several costs: (N, m), or a mapping of names to (N,).
             terminals: (N,) nonzero where the task ended the episode.
             timeouts: (N,) nonzero where a time limit ended it.
             next_observations: (N, O), an array or anything that can be sliced by rows: an h5py
@@ -109,11 +122,13 @@ class TrajectoryDataset:
                 of the above. Where nothing says that the task ended it, nothing is assumed about
                 what would have followed, and the last step is left out of value learning.
             name: Used in messages.
+            cost_names: Of the columns of (N, m) costs; default: `cost_0`, `cost_1` and so on.
 
         Raises:
             DatasetError: Wrong rank, different lengths, NaN or infinity, negative cost, no
                 trajectory; the message names the array and the first offending row.
         """
+        costs, cost_names = cost_columns(costs, cost_names, name)
         given = {
             "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
         }  # fmt: skip
@@ -129,6 +144,9 @@ class TrajectoryDataset:
         for key, array in arrays.items():
             check_finite(array, key, name)
         check_not_negative(arrays["costs"], "costs", name)
+        names = check_cost_names(
+            cost_names, len(arrays["costs"].T) if arrays["costs"].ndim > 1 else 1
+        )
         offsets, n_open = split_episodes(is_terminal, is_timeout)
         if n_open:
             warnings.warn(
@@ -148,11 +166,21 @@ class TrajectoryDataset:
             final_observations=final,
             final_known=known,
             name=name,
+            cost_names=names,
         )
 
     @classmethod
-    def from_hdf5(cls, path: str | Path) -> TrajectoryDataset:
+    def from_hdf5(
+        cls, path: str | Path, *, cost_names: Sequence[str] | None = None
+    ) -> TrajectoryDataset:
         """Read a file in DSRL's layout; `next_observations` may be absent.
+
+        Several costs are columns of `costs`, named by its attribute `cost_names`; or, in a file
+        without `costs`, all datasets `costs_NAME`.
+
+        Args:
+            path: The file.
+            cost_names: Read these costs alone, in this order.
 
         Raises:
             DatasetError: Not HDF5, truncated, a key missing, or anything `from_arrays` refuses;
@@ -160,25 +188,31 @@ class TrajectoryDataset:
         """
         from rcdt_agent.data.hdf5 import read_hdf5
 
-        return read_hdf5(Path(path))
+        return read_hdf5(Path(path), cost_names)
 
     @classmethod
     def from_episodes(
-        cls, episodes: Sequence[Mapping[str, Any]], *, name: str = "episodes"
+        cls,
+        episodes: Sequence[Mapping[str, Any]],
+        *,
+        name: str = "episodes",
+        cost_names: Sequence[str] | None = None,
     ) -> TrajectoryDataset:
         """Build from a list of episodes.
 
         Args:
             episodes: Each a mapping with `observations` (T, O), or (T + 1, O) with the one after
-                the last step, `actions` (T, A), `rewards` (T,), `costs` (T,), and `terminated`:
-                whether the task ended it, default False. Arrays `terminals`, `timeouts` and
-                `next_observations`, as in `from_arrays`, are taken too.
+                the last step, `actions` (T, A), `rewards` (T,), `costs` (T,) (of several costs
+                (T, m), or a mapping of names to (T,)), and `terminated`: whether the task ended
+                it, default False. Arrays `terminals`, `timeouts` and `next_observations`, as in
+                `from_arrays`, are taken too.
             name: Used in messages.
+            cost_names: As for `from_arrays`.
 
         Raises:
             DatasetError: A key is missing, or anything `from_arrays` refuses.
         """
-        return cls.from_arrays(**episode_arrays(episodes, name), name=name)
+        return cls.from_arrays(**episode_arrays(episodes, name, cost_names), name=name)
 
     @classmethod
     def from_dataframe(
@@ -191,8 +225,8 @@ class TrajectoryDataset:
             name: Used in messages.
             **columns: Names of columns where they are not the usual ones: `observations` and
                 `actions` (several; default: all that begin with `obs` and with `action`),
-                `reward`, `cost`, `episode` (which episode a row belongs to) and `terminated`
-                (optional: whether the task ended the episode at this row).
+                `reward`, `cost` (or a list: several costs), `episode` (which episode a row belongs
+                to) and `terminated` (optional: whether the task ended the episode at this row).
 
         Raises:
             DatasetError: A column is missing, or anything `from_arrays` refuses.
@@ -250,6 +284,11 @@ class TrajectoryDataset:
         """Length of an action."""
         return int(self.actions.shape[1])
 
+    @property
+    def n_costs(self) -> int:
+        """m, the number of costs."""
+        return len(self.cost_names)
+
     @cached_property
     def lengths(self) -> Int64Array:
         """(M,) steps of each trajectory."""
@@ -262,7 +301,7 @@ class TrajectoryDataset:
 
     @cached_property
     def episode_costs(self) -> Float32Array:
-        """(M,) sum of costs of each trajectory."""
+        """(M,) sum of costs of each trajectory; (M, m) of several costs."""
         return episode_sums(self.costs, self.offsets)
 
     @cached_property
@@ -272,13 +311,17 @@ class TrajectoryDataset:
 
     @cached_property
     def costs_to_go(self) -> Float32Array:
-        """(N,) undiscounted cost from each step to the end of its trajectory."""
-        return sums_to_go(self.costs, self.offsets)
+        """(N,) undiscounted cost from each step to the end of its trajectory; (N, m) of several."""
+        if self.n_costs == 1:
+            return sums_to_go(self.costs, self.offsets)
+        return np.stack([sums_to_go(costs, self.offsets) for costs in self.costs.T.copy()], axis=1)
 
     @cached_property
     def outcomes(self) -> Outcomes:
         """Return and cost of each trajectory: what an agent keeps of its training data."""
-        return Outcomes(returns=self.episode_returns, costs=self.episode_costs)
+        return Outcomes(
+            returns=self.episode_returns, costs=self.episode_costs, cost_names=self.cost_names
+        )
 
     @cached_property
     def fingerprint(self) -> str:
@@ -287,6 +330,8 @@ class TrajectoryDataset:
         for array in (self.observations, self.actions, self.rewards, self.costs):
             digest.update(np.ascontiguousarray(array).data)
         digest.update(self.offsets.tobytes() + self.terminated.tobytes())
+        if self.n_costs > 1:
+            digest.update(repr(self.cost_names).encode())
         return digest.hexdigest()[:16]
 
     def summary(self) -> DatasetSummary:
@@ -302,20 +347,40 @@ class TrajectoryDataset:
             length_range=(int(self.lengths.min()), int(self.lengths.max())),
             terminated=int(self.terminated.sum()),
             truncated=int((~self.terminated).sum()),
+            cost_ranges={}
+            if self.n_costs == 1
+            else {
+                name: (float(costs.min()), float(costs.max()))
+                for name, costs in zip(self.cost_names, self.episode_costs.T, strict=True)
+            },
         )
 
     def frontier(self) -> Frontier:
         """The non-dominated return-cost points."""
         return self.outcomes.frontier
 
-    def coverage(self, target_return: float, cost_budget: float, tolerance: float = 0.05) -> float:
+    def coverage(
+        self, target_return: float, cost_budget: CostBudget, tolerance: float = 0.05
+    ) -> float:
         """Share of trajectories near the target: the paper's alpha_F, estimated from the data."""
-        return coverage(
-            self.episode_returns, self.episode_costs, target_return, cost_budget, tolerance
+        wanted = self._in_order("`cost_budget`", cost_budget)
+        return coverage(self.episode_returns, self.episode_costs, target_return, wanted, tolerance)
+
+    def _in_order(self, what: str, values: Any) -> Any:
+        """A number, or numbers (m,) of several costs that are given by name."""
+        if self.n_costs == 1 and not isinstance(values, Mapping):
+            return values
+        return np.asarray(
+            in_order(what, values if isinstance(values, Mapping) else {}, self.cost_names)
         )
 
     def alignment_bound(
-        self, target_return: float, cost_budget: float, *, epsilon: float, tolerance: float = 0.05
+        self,
+        target_return: float,
+        cost_budget: CostBudget,
+        *,
+        epsilon: float,
+        tolerance: float = 0.05,
     ) -> float:
         """Theorem 1 with this dataset's coverage and longest episode (constant 1)."""
         from rcdt_agent.losses import alignment_bound
@@ -369,6 +434,7 @@ class TrajectoryDataset:
             truncated=self.truncated[chosen],
             final_observations=self.final_observations[chosen],
             final_known=self.final_known[chosen],
+            cost_names=self.cost_names,
             name=f"{self.name} ({suffix})",
         )
 
@@ -377,14 +443,24 @@ class TrajectoryDataset:
         *,
         min_return: float = -np.inf,
         max_return: float = np.inf,
-        max_cost: float = np.inf,
+        max_cost: CostBudget = np.inf,
         min_length: int = 1,
     ) -> TrajectoryDataset:
-        """Keep the trajectories within the bounds (inclusive)."""
+        """Keep the trajectories within the bounds (inclusive).
+
+        `max_cost` of several costs is given by name, of those that are bounded.
+        """
+        within = np.ones(len(self), dtype=np.bool_)
+        if self.n_costs == 1 or max_cost != np.inf:
+            bounds = dict.fromkeys(self.cost_names, np.inf) if self.n_costs > 1 else {}
+            if isinstance(max_cost, Mapping):
+                max_cost = {**bounds, **max_cost}
+            beyond = self.episode_costs > self._in_order("`max_cost`", max_cost)
+            within = ~beyond.reshape(len(self), -1).any(axis=1)
         keep = (
             (self.episode_returns >= min_return)
             & (self.episode_returns <= max_return)
-            & (self.episode_costs <= max_cost)
+            & within
             & (self.lengths >= min_length)
         )
         return self.select(np.nonzero(keep)[0], suffix="filtered")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent._types import Float32Array, Float64Array, Int64Array
+from rcdt_agent.costs import ONE_COST, check_cost_names
+from rcdt_agent.data.dominance import DominanceTable, dominance_frontier, target_within
 from rcdt_agent.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ MIN_TRAJECTORIES = 5
 """A quantile of returns is taken over at least so many trajectories (or all there are)."""
 
 _TABLE_STEPS, _TABLE_COSTS = 48, 40  # largest size of a table of returns-to-go
+_SAVED_STEPS, _SAVED_TRAJECTORIES = 24, 256  # of several costs, as an agent keeps it
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Frontier:
     """Non-dominated points: no other trajectory returns more at no more cost.
 
     Attributes:
-        costs: (P,) increasing.
+        costs: (P,) increasing; (P, m) of several costs.
         returns: (P,) increasing.
         rows: (P,) which trajectory each point is.
     """
@@ -35,14 +38,20 @@ class Frontier:
     returns: Float32Array
     rows: Int64Array
 
-    def best_return(self, cost_budget: float) -> float:
-        """Largest return seen at a cost of at most `cost_budget`; NaN if none was seen."""
+    def best_return(self, cost_budget: npt.ArrayLike) -> float:
+        """Largest return seen at a cost of at most `cost_budget`, (m,) of several; NaN if none."""
+        if self.costs.ndim == 2:
+            within = (self.costs <= np.asarray(cost_budget)).all(1)
+            return float(self.returns[within].max()) if within.any() else float("nan")
         position = int(np.searchsorted(self.costs, cost_budget, side="right"))
         return float(self.returns[position - 1]) if position else float("nan")
 
 
 def non_dominated(returns: Float32Array, costs: Float32Array) -> Frontier:
     """Find the frontier by one sort and a running maximum; equal points are kept once."""
+    if costs.ndim == 2:
+        rows = dominance_frontier(returns, costs)
+        return Frontier(costs=costs[rows], returns=returns[rows], rows=rows)
     order = np.lexsort((-returns, costs))  # by cost, the best return of a cost first
     best_before = np.concatenate(([-np.inf], np.maximum.accumulate(returns[order])[:-1]))
     rows = order[returns[order] > best_before]
@@ -53,21 +62,21 @@ def coverage(
     returns: Float32Array,
     costs: Float32Array,
     target_return: float,
-    cost_budget: float,
+    cost_budget: npt.ArrayLike,
     tolerance: float = 0.05,
 ) -> float:
     """Share of trajectories at the target: the paper's alpha_F, estimated from the data.
 
     Args:
         returns: (M,) returns.
-        costs: (M,) costs.
+        costs: (M,) costs, or (M, m).
         target_return: Wanted return.
-        cost_budget: Wanted cost.
+        cost_budget: Wanted cost, or (m,).
         tolerance: How close counts as equal, as a share of the range of returns and of costs.
     """
     near_return = np.abs(returns - target_return) <= tolerance * np.ptp(returns)
-    near_cost = np.abs(costs - cost_budget) <= tolerance * np.ptp(costs)
-    return float(np.mean(near_return & near_cost))
+    near_cost = np.abs(costs - np.asarray(cost_budget)) <= tolerance * np.ptp(costs, axis=0)
+    return float(np.mean(near_return & near_cost.reshape(len(costs), -1).all(1)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -76,16 +85,26 @@ class Outcomes:
 
     Attributes:
         returns: (M,) float32.
-        costs: (M,) float32.
+        costs: (M,) float32; (M, m) of several costs.
+        cost_names: Of the costs.
     """
 
     returns: Float32Array
     costs: Float32Array
+    cost_names: tuple[str, ...] = ONE_COST
 
     def __post_init__(self) -> None:
         """Refuse what no dataset gives."""
-        for name, values in (("returns", self.returns), ("costs", self.costs)):
-            if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
+        n_costs = len(self.cost_names)
+        if n_costs > 1 and self.costs.shape[1:] != (n_costs,):
+            raise InvalidArgumentError(
+                f"`costs` must have {n_costs} columns, got shape {self.costs.shape}."
+            )
+        for name, values, rank in (
+            ("returns", self.returns, 1),
+            ("costs", self.costs, 1 + (n_costs > 1)),
+        ):
+            if values.ndim != rank or values.size == 0 or not np.isfinite(values).all():
                 raise InvalidArgumentError(f"`{name}` must be a row of finite numbers.")
         if len(self.returns) != len(self.costs):
             raise InvalidArgumentError(
@@ -111,13 +130,21 @@ class Outcomes:
     @property
     def typical_cost(self) -> float:
         """The median cost; the mean where the median is zero, 1 where nothing costs anything."""
-        return float(np.median(self.costs)) or float(self.costs.mean()) or 1.0
+        return _typical(self.costs)
 
-    def n_within(self, cost_budget: float) -> int:
-        """Number of episodes that cost at most `cost_budget`."""
-        return int(np.sum(self.costs <= cost_budget))
+    @property
+    def typical_costs(self) -> Float64Array:
+        """() or (m,) the typical cost of each."""
+        if self.costs.ndim == 1:
+            return np.asarray(self.typical_cost)
+        return np.array([_typical(costs) for costs in self.costs.T])
 
-    def target_return(self, cost_budget: float, quantile: float) -> float:
+    def n_within(self, cost_budget: npt.ArrayLike) -> int:
+        """Number of episodes that cost at most `cost_budget`; of several, (m,), at most all."""
+        within = self.costs <= np.asarray(cost_budget)
+        return int(np.sum(within if within.ndim == 1 else within.all(1)))
+
+    def target_return(self, cost_budget: npt.ArrayLike, quantile: float) -> float:
         """A high quantile of the returns within a budget, which never falls with the budget.
 
         The quantile is taken at every cost on the frontier up to the budget (over the
@@ -125,9 +152,19 @@ class Outcomes:
         whoever keeps a smaller budget keeps a larger one too.
 
         Args:
-            cost_budget: Largest cost of an episode.
+            cost_budget: Largest cost of an episode; (m,) of several costs.
             quantile: In [0, 1].
         """
+        if self.costs.ndim == 2:
+            return target_within(
+                self.returns,
+                self.costs,
+                self.frontier.costs,
+                np.asarray(cost_budget, dtype=np.float64),
+                quantile=quantile,
+                unit=self.typical_costs,
+                least=min(MIN_TRAJECTORIES, len(self)),
+            )
         by_cost = self.returns[np.argsort(self.costs, kind="stable")]
         least = min(MIN_TRAJECTORIES, len(self))
         levels = [cost for cost in self.frontier.costs if cost <= cost_budget]
@@ -138,15 +175,52 @@ class Outcomes:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as stored in a checkpoint."""
-        return {"returns": self.returns.tolist(), "costs": self.costs.tolist()}
+        names = {"cost_names": list(self.cost_names)} if len(self.cost_names) > 1 else {}
+        return {"returns": self.returns.tolist(), "costs": self.costs.tolist(), **names}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Outcomes:
         """The inverse of `to_dict`."""
+        names = values.get("cost_names")
         return cls(
             returns=np.asarray(values["returns"], dtype=np.float32),
             costs=np.asarray(values["costs"], dtype=np.float32),
+            cost_names=check_cost_names(names, len(names)) if names else ONE_COST,
         )
+
+
+def _typical(costs: Float32Array) -> float:
+    return float(np.median(costs)) or float(costs.mean()) or 1.0
+
+
+def fit_table(
+    dataset: TrajectoryDataset, *, quantile: float, cost_unit: npt.ArrayLike
+) -> ReturnToGoTable | DominanceTable:
+    """What the data still earned from a step on, for one cost or for several (m,)."""
+    if dataset.n_costs == 1:
+        return ReturnToGoTable.fit(
+            dataset, quantile=quantile, cost_unit=float(np.asarray(cost_unit))
+        )
+    return DominanceTable.fit(
+        dataset,
+        quantile=quantile,
+        cost_unit=cost_unit,
+        least=MIN_TRAJECTORIES,
+        n_steps=_SAVED_STEPS,
+        n_trajectories=_SAVED_TRAJECTORIES,
+    )
+
+
+def table_from_dict(
+    values: dict[str, Any], cost_names: tuple[str, ...]
+) -> ReturnToGoTable | DominanceTable:
+    """The table of a checkpoint whose agent has these costs."""
+    if len(cost_names) == 1:
+        return ReturnToGoTable.from_dict(values)
+    table = DominanceTable.from_dict(values)
+    if len(table.unit) != len(cost_names):
+        raise ValueError(f"a table of returns-to-go has {len(table.unit)} costs")
+    return table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

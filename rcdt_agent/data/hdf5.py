@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,23 @@ import numpy as np
 from rcdt_agent._io import atomic_write
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import DatasetError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
 
-FLOAT_KEYS = ("observations", "actions", "rewards", "costs")
+FLOAT_KEYS = ("observations", "actions", "rewards")
+COSTS, COST_NAMES = "costs", "cost_names"
+"""Dataset of one cost, or of several in columns, and its attribute that names them. In a file
+without it, each `costs_NAME` is a cost."""
 FLAG_KEYS = ("terminals", "timeouts")
 _MOST_PER_BYTE = 1100  # deflate makes a byte of at most 1032
 _ALWAYS_ALLOWED = 64 * 2**20  # never written, hence zeros: harmless at this size
 
 
-def read_hdf5(path: Path) -> TrajectoryDataset:
+def read_hdf5(path: Path, cost_names: Sequence[str] | None = None) -> TrajectoryDataset:
     """Read a file straight into float32 arrays; `next_observations` is never held as a whole.
+
+    Args:
+        path: The file.
+        cost_names: Read these costs alone, in this order; default: all.
 
     Raises:
         DatasetError: Whatever is wrong with the file. Nothing outside of it is ever read.
@@ -33,13 +40,14 @@ def read_hdf5(path: Path) -> TrajectoryDataset:
         # Each is opened again when it is read: an open dataset holds a cache of its own.
         for key in (*FLOAT_KEYS, *FLAG_KEYS):
             _dataset(file, key, path)
+        costs = _read_costs(file, path, cost_names)
         arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
         flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
         next_observations = (
             _dataset(file, "next_observations", path) if "next_observations" in file else None
         )
         return TrajectoryDataset.from_arrays(
-            **arrays, **flags, next_observations=next_observations, name=str(path)
+            **arrays, **costs, **flags, next_observations=next_observations, name=str(path)
         )
 
 
@@ -52,7 +60,8 @@ def open_hdf5(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """
     with _opened(path) as file:
         small: dict[str, Any] = {
-            key: _read_floats(_dataset(file, key, path), key) for key in ("rewards", "costs")
+            "rewards": _read_floats(_dataset(file, "rewards", path), "rewards"),
+            **_read_costs(file, path),
         }
         small |= {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
         large = {key: _dataset(file, key, path) for key in ("observations", "actions")}
@@ -73,7 +82,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         with file:
             yield file
-    except (DatasetError, Warning):
+    except (DatasetError, InvalidArgumentError, Warning):
         raise
     except Exception as error:
         raise DatasetError(f"{path}: damaged, a block cannot be read ({error}).") from error
@@ -103,6 +112,8 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
             ("timeouts", timeouts),
         ):
             _write(file, key, values)
+        if dataset.n_costs > 1:
+            file[COSTS].attrs[COST_NAMES] = list(dataset.cost_names)
         if dataset.final_known.all():
             _write(file, "next_observations", next_observations)
     with atomic_write(path, DatasetError) as partial:
@@ -129,6 +140,47 @@ def _dataset(file: Any, key: str, path: Path) -> Any:
                 f"{path}: `{key}` claims shape {shape}, but only {stored} bytes of it are there."
             )
     return item
+
+
+def _read_costs(file: Any, path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:
+    """The costs of a file and their names, None where it has none; arguments of `from_arrays`."""
+    separate = sorted(key for key in file if key.startswith(f"{COSTS}_"))
+    if (COSTS not in file and separate) or (wanted and _all_separate(separate, wanted)):
+        keys = separate if wanted is None else [f"{COSTS}_{name}" for name in wanted]
+        parts = {key: _read_floats(_dataset(file, key, path), COSTS) for key in keys}
+        for key, part in parts.items():
+            if part.ndim != 1 or len(part) != len(parts[keys[0]]):
+                raise DatasetError(f"{path}: `{key}` must be one row of numbers, got {part.shape}.")
+        names = [key.removeprefix(f"{COSTS}_") for key in keys]
+        return {COSTS: np.stack(list(parts.values()), axis=1), COST_NAMES: names}
+    item = _dataset(file, COSTS, path)
+    costs, stored = _read_floats(item, COSTS), _attribute_names(item, path)
+    if wanted is not None:
+        known = stored or [f"cost_{j}" for j in range(costs.shape[1] if costs.ndim == 2 else 0)]
+        missing = [name for name in wanted if name not in known]
+        if missing or not wanted:
+            found = known or separate or [COSTS]
+            raise DatasetError(f"{path}: there is no cost {missing}; found {found}.")
+        costs, stored = costs[:, [known.index(name) for name in wanted]], list(wanted)
+    return {COSTS: costs, COST_NAMES: stored}
+
+
+def _all_separate(separate: Sequence[str], wanted: Sequence[str]) -> bool:
+    return all(f"{COSTS}_{name}" in separate for name in wanted)
+
+
+def _attribute_names(item: Any, path: Path) -> list[str] | None:
+    """What the attribute names, if it names the columns; None without it."""
+    if COST_NAMES not in item.attrs or len(item.shape) != 2:
+        return None
+    values = np.ravel(item.attrs[COST_NAMES]).tolist()
+    names = [v.decode(errors="replace") if isinstance(v, bytes) else v for v in values]
+    if not all(isinstance(name, str) for name in names) or len(names) != item.shape[1]:
+        raise DatasetError(
+            f"{path}: `{COST_NAMES}` must name the {item.shape[1]} columns of `{COSTS}`, got "
+            f"{names}."
+        )
+    return names
 
 
 def _read_floats(item: Any, key: str) -> Float32Array:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.checks import check_finite, check_not_negative, check_shapes
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError
@@ -26,6 +27,7 @@ from rcdt_agent.errors import DatasetError
 SUFFIX = ".npy"
 """Of such a folder, on the command line."""
 MAPPED = ("observations", "actions")
+_COST_NAMES = "cost_names"
 _ROWS = 16_384  # copied at a time
 _FIELDS: dict[str, tuple[str, int]] = {
     "observations": ("f", 2), "actions": ("f", 2), "rewards": ("f", 1), "costs": ("f", 1),
@@ -63,7 +65,7 @@ def read_npy(folder: Path) -> TrajectoryDataset:
     for key in ("observations", "actions", "rewards", "costs", "final_observations"):
         check_finite(arrays[key], key, str(folder))
     check_not_negative(arrays["costs"], "costs", str(folder))
-    return TrajectoryDataset(**arrays, name=str(folder))
+    return TrajectoryDataset(**arrays, name=str(folder), cost_names=_cost_names(folder, arrays))
 
 
 def write_npy(dataset: TrajectoryDataset, folder: Path) -> None:
@@ -75,6 +77,7 @@ def write_npy(dataset: TrajectoryDataset, folder: Path) -> None:
     with _new_folder(folder) as partial:
         for key in _FIELDS:
             np.save(partial / f"{key}.npy", getattr(dataset, key))
+        _save_cost_names(partial, dataset)
 
 
 def hdf5_to_npy(path: Path, folder: Path) -> None:
@@ -93,6 +96,27 @@ def hdf5_to_npy(path: Path, folder: Path) -> None:
         for key in _FIELDS:
             if key not in MAPPED:
                 np.save(partial / f"{key}.npy", getattr(dataset, key))
+        _save_cost_names(partial, dataset)
+
+
+def _save_cost_names(folder: Path, dataset: TrajectoryDataset) -> None:
+    """Several costs are named in a file of their own."""
+    if dataset.n_costs > 1:
+        np.save(folder / f"{_COST_NAMES}.npy", np.array(dataset.cost_names, dtype=np.str_))
+
+
+def _cost_names(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[str, ...]:
+    if arrays["costs"].ndim == 1:
+        return ONE_COST
+    path = folder / f"{_COST_NAMES}.npy"
+    try:
+        names = np.load(path, allow_pickle=False).ravel().tolist()
+        found = check_cost_names(names, arrays["costs"].shape[1])
+    except (OSError, ValueError, EOFError) as error:
+        raise DatasetError(f"{path}: cannot be read ({error}).") from error
+    if len(found) == 1:
+        raise DatasetError(f"{folder}: `costs` of one cost must have rank 1.")
+    return found
 
 
 def is_mapped(values: Any) -> bool:
@@ -125,7 +149,8 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
     except (OSError, ValueError, EOFError) as error:
         raise DatasetError(f"{path}: cannot be read ({error}).") from error
     expected = {"f": np.float32, "i": np.int64, "b": np.bool_}[kind]
-    if values.dtype != expected or values.ndim != rank:
+    several = key == "costs" and values.ndim == 2
+    if values.dtype != expected or (values.ndim != rank and not several):
         raise DatasetError(
             f"{path}: must hold {np.dtype(expected).name} of rank {rank}, got {values.dtype.name} "
             f"of shape {values.shape}."

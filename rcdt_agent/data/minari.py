@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError
 
@@ -99,6 +100,7 @@ def write_minari(
         "action_space": action_space
         or gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), np.float32),
     }
+    refuse_several(dataset.cost_names, "A Minari dataset")
     dataset.check_spaces(spaces["observation_space"], spaces["action_space"])
     episodes = [
         minari.data_collector.EpisodeBuffer(**_episode(dataset, m, **spaces))

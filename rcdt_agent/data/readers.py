@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray
+from rcdt_agent.costs import in_order
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def as_dataset(data: AnyData) -> TrajectoryDataset:
         return TrajectoryDataset.from_npy(data) if is_folder else TrajectoryDataset.from_hdf5(data)
     if isinstance(data, Mapping):
         required = (*_FLOATS, "terminals, timeouts or dones")
-        optional = ("terminals", "timeouts", "dones", "next_observations", "name")
+        optional = ("terminals", "timeouts", "dones", "next_observations", "name", "cost_names")
         unknown = sorted(set(data) - {*_FLOATS, *optional})
         if unknown or set(_FLOATS) - set(data):
             raise DatasetError(
@@ -67,6 +68,26 @@ def as_dataset(data: AnyData) -> TrajectoryDataset:
 def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """(N, 1) -> (N,), as some write rewards, costs and flags; others stay."""
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
+
+
+def cost_columns(
+    costs: Any, cost_names: Sequence[str] | None, name: str
+) -> tuple[Any, Sequence[str] | None]:
+    """Costs as an array, and their names: a mapping of names to (N,) becomes (N, m).
+
+    Raises:
+        DatasetError: Costs of a mapping are not as long as each other.
+        InvalidArgumentError: `cost_names` are not those of the mapping.
+    """
+    if not isinstance(costs, Mapping):
+        return costs, cost_names
+    names = [str(key) for key in costs] if cost_names is None else cost_names
+    given = list(costs.values()) if len(costs) == 1 else in_order("`costs`", costs, names)
+    arrays = [one_column(np.asarray(values, dtype=np.float32)) for values in given]
+    shapes = {key: array.shape for key, array in zip(costs, arrays, strict=True)}
+    if not arrays or len(set(shapes.values())) > 1 or arrays[0].ndim != 1:
+        raise DatasetError(f"{name}: `costs` must be as long as each other, got shapes {shapes}.")
+    return np.stack(arrays, axis=1), names
 
 
 def end_flags(
@@ -103,7 +124,9 @@ def end_flags(
     return terminal, timeout | (done & ~terminal), never
 
 
-def episode_arrays(episodes: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any]:
+def episode_arrays(
+    episodes: Sequence[Mapping[str, Any]], name: str, cost_names: Sequence[str] | None = None
+) -> dict[str, Any]:
     """Arguments of `from_arrays` from a list of episodes, as `from_episodes` describes them."""
     parts: dict[str, list[Any]] = {key: [] for key in (*_FLOATS, "terminals", "timeouts")}
     following: list[Any] = []
@@ -113,7 +136,11 @@ def episode_arrays(episodes: Sequence[Mapping[str, Any]], name: str) -> dict[str
             raise DatasetError(
                 f"{name}: episode {i} lacks {missing}; it holds {sorted(map(str, episode))}."
             )
-        arrays = {key: np.asarray(episode[key], dtype=np.float32) for key in _FLOATS}
+        costs, cost_names = cost_columns(episode["costs"], cost_names, f"{name}, episode {i}")
+        arrays = {
+            key: np.asarray(costs if key == "costs" else episode[key], dtype=np.float32)
+            for key in _FLOATS
+        }
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
         if len(seen) == n_steps + 1:
             arrays["observations"] = seen[:-1]
@@ -140,9 +167,10 @@ def episode_arrays(episodes: Sequence[Mapping[str, Any]], name: str) -> dict[str
     if following:
         parts["next_observations"] = following
     try:
-        return {key: np.concatenate(arrays) for key, arrays in parts.items()}
+        joined = {key: np.concatenate(arrays) for key, arrays in parts.items()}
     except ValueError as error:
         raise DatasetError(f"{name}: episodes of different shapes ({error}).") from error
+    return {**joined, "cost_names": cost_names}
 
 
 def frame_arrays(
@@ -152,7 +180,7 @@ def frame_arrays(
     observations: Sequence[str] | None = None,
     actions: Sequence[str] | None = None,
     reward: str = "reward",
-    cost: str = "cost",
+    cost: str | Sequence[str] = "cost",
     episode: str = "episode",
     terminated: str = "terminated",
 ) -> dict[str, Any]:
@@ -163,7 +191,8 @@ def frame_arrays(
         "actions": actions or [c for c in found if c.startswith("action")],
     }
     groups = {key: [names] if isinstance(names, str) else names for key, names in groups.items()}
-    wanted = [*groups["observations"], *groups["actions"], reward, cost, episode]
+    costs = [cost] if isinstance(cost, str) else list(cost)
+    wanted = [*groups["observations"], *groups["actions"], reward, *costs, episode]
     missing = [column for column in wanted if column not in found]
     for key, names in groups.items():
         missing += [] if names else [f"of `{key}`"]
@@ -182,7 +211,8 @@ def frame_arrays(
     return {
         **{key: _columns(frame, names)[order] for key, names in groups.items()},
         "rewards": np.asarray(frame[reward], dtype=np.float32)[order],
-        "costs": np.asarray(frame[cost], dtype=np.float32)[order],
+        "costs": _columns(frame, costs)[order],
+        "cost_names": costs,
         "terminals": ended & ends,
         "timeouts": ends & ~ended,
     }

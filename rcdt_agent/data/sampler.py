@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import Tensor
 from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Sampling
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.mapped import as_tensor
 from rcdt_agent.data.weights import FrontierWeights, trajectory_probabilities
@@ -27,7 +29,7 @@ class Batch(Window):
 
     Attributes:
         rewards: (B, T).
-        costs: (B, T).
+        costs: (B, T); (B, T, m) of several costs, and so `ctg` and `cost_sums`.
         next_obs: (B, T, O) observation after the step.
         terminals: (B, T) bool, the task ended with this step.
         ends: (B, T) bool, the trajectory ended with this step, in whichever way.
@@ -73,14 +75,15 @@ class Relabelling:
     Attributes:
         slack_fraction: Share of windows whose CTG gains a slack: a trajectory that cost C is shown
             as an answer to a budget of C and more, so that the token comes to mean "at most".
-        slack: Mean of that slack, which is exponentially distributed, in units of cost.
+        slack: Mean of that slack, which is exponentially distributed, in units of cost; one for
+            each of several costs, which gain slack independently.
         pareto_fraction: Share of windows taken from the frontier: a cost is drawn, the best
             trajectory within it is taken, and its tokens ask for that cost and a larger return.
         pareto_increase: Largest increase of that return, as a share of the range of returns.
     """
 
     slack_fraction: float = 0.0
-    slack: float = 1.0
+    slack: float | Sequence[float] = 1.0
     pareto_fraction: float = 0.0
     pareto_increase: float = 0.1
 
@@ -129,7 +132,7 @@ class WindowSampler:
             relabelling: Of tokens; none by default.
             frontier: Draw windows by these weights, instead of weighing them in the loss: few are
                 near the frontier, and a batch should be full of those.
-            sums: (N, 2) discounted rewards and costs from each step on, for `Batch`.
+            sums: (N, 1 + m) discounted rewards and costs from each step on, for `Batch`.
             device: Where batches are made.
         """
         for name, value in (("context_length", context_length), ("batch_size", batch_size)):
@@ -148,9 +151,10 @@ class WindowSampler:
         self._actions = self._to_device(dataset.actions)
         self._frontier = frontier
         self.weight_ess = torch.ones((), device=torch.device(device))  # of the last candidates
-        # Of each step: reward, cost, return-to-go, cost-to-go, sums; gathered together.
+        self._n_costs = dataset.n_costs
+        # Of each step: reward, costs, return-to-go, costs-to-go, sums; gathered together.
         numbers = (dataset.rewards, dataset.costs, dataset.returns_to_go, dataset.costs_to_go)
-        columns = np.stack(numbers, axis=1)
+        columns = np.column_stack(numbers)
         if sums is not None:
             columns = np.concatenate((columns, sums), axis=1)
         self._numbers = self._to_device(columns)
@@ -166,9 +170,11 @@ class WindowSampler:
         )
         probabilities = trajectory_probabilities(dataset, sampling, cost_ceiling)
         self._cdf = torch.from_numpy(np.cumsum(probabilities)).to(self.device)
-        pareto = dataset.frontier()
-        self._frontier_rows = self._to_device(pareto.rows)
-        self._frontier_costs = self._to_device(pareto.costs.astype(np.float64))
+        if self.relabelling.pareto_fraction:
+            refuse_several(dataset.cost_names, "`pareto_fraction`")
+            pareto = dataset.frontier()
+            self._frontier_rows = self._to_device(pareto.rows)
+            self._frontier_costs = self._to_device(pareto.costs.astype(np.float64))
         self._return_span = float(np.ptp(dataset.episode_returns))
 
     def sample(self) -> Batch:
@@ -180,6 +186,8 @@ class WindowSampler:
         more_return = more_cost = torch.zeros(n, dtype=torch.float64, device=self.device)
         if relabelling.pareto_fraction:
             rows, more_return, more_cost = self._towards_frontier(rows)
+        if self._n_costs > 1:
+            more_cost = torch.zeros((n, self._n_costs), dtype=torch.float64, device=self.device)
         if relabelling.slack_fraction:
             more_cost = more_cost + self._slack(n)
         starts = (uniform[1] * self._lengths[rows]).long()
@@ -193,7 +201,7 @@ class WindowSampler:
         return replace(
             batch,
             rtg=batch.rtg + more_return.float()[..., None] * batch.mask,
-            ctg=batch.ctg + more_cost.float()[..., None] * batch.mask,
+            ctg=batch.ctg + (more_cost.float()[:, None] * _like(batch.mask, batch.ctg)),
         )
 
     def sample_plain(self) -> Batch:
@@ -213,7 +221,8 @@ class WindowSampler:
         """(B,) which candidates to keep, drawn in proportion to their weights."""
         assert self._frontier is not None
         numbers = self._numbers[self._first[rows] + starts]
-        rtg, ctg = numbers[:, 2] + more_return.float(), numbers[:, 3] + more_cost.float()
+        _, _, rtg, ctg, _, _ = self._split(numbers)
+        rtg, ctg = rtg + more_return.float(), ctg + more_cost.float()
         weights = self._frontier(starts, rtg, ctg)
         self.weight_ess = losses.effective_sample_size(weights)
         total = weights.double().clamp(min=1e-30).cumsum(0)
@@ -242,8 +251,7 @@ class WindowSampler:
         step, rows = step[:, :-1], rows[:, :-1]
         mask, last = step < length, step == length - 1
         numbers = _gather(self._numbers, rows) * mask[..., None]
-        rewards, costs, rtg, ctg, *sums = numbers.unbind(-1)
-        reward_sums, cost_sums = sums or (torch.zeros_like(rewards),) * 2
+        rewards, costs, rtg, ctg, reward_sums, cost_sums = self._split(numbers)
         return Batch(
             obs=obs[:, :-1] * mask[..., None],
             actions=_gather(self._actions, rows) * mask[..., None],
@@ -263,11 +271,24 @@ class WindowSampler:
             held_out=self._held_out[trajectories],
         )
 
+    def _split(self, numbers: Tensor) -> tuple[Tensor, ...]:
+        """Reward, cost, RTG, CTG and both sums (...,), costs (..., m) where there are several."""
+        m = self._n_costs
+        sizes = [1, m, 1, m, *([1, m] if numbers.shape[-1] > 2 + 2 * m else [])]
+        rewards, costs, rtg, ctg, *sums = torch.split(numbers, sizes, dim=-1)
+        reward_sums, cost_sums = sums or (torch.zeros_like(rewards), torch.zeros_like(costs))
+        found = rewards, costs, rtg, ctg, reward_sums, cost_sums
+        return tuple(part[..., 0] if part.shape[-1] == 1 else part for part in found)
+
     def _slack(self, n: int) -> Tensor:
-        """(n,) what CTG gains: zero, or exponentially distributed."""
-        draw = self._uniform(2, n)
-        relabelled = draw[0] < self.relabelling.slack_fraction
-        return -self.relabelling.slack * torch.log1p(-draw[1]) * relabelled
+        """(n,) or (n, m) what CTG gains: zero, or exponentially distributed."""
+        means = np.ravel(self.relabelling.slack).tolist()
+        slacks = []
+        for mean in means:
+            draw = self._uniform(2, n)
+            relabelled = draw[0] < self.relabelling.slack_fraction
+            slacks.append(-mean * torch.log1p(-draw[1]) * relabelled)
+        return slacks[0] if self._n_costs == 1 else torch.stack(slacks, dim=1)
 
     def _towards_frontier(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Swap some trajectories for frontier ones, with what their RTG and CTG gain."""
@@ -286,6 +307,11 @@ class WindowSampler:
 
     def _to_device(self, values: np.ndarray[Any, Any]) -> Tensor:
         return as_tensor(np.ascontiguousarray(values), self.device)
+
+
+def _like(mask: Tensor, values: Tensor) -> Tensor:
+    """(B, T) with as many axes as the values (B, T, ...)."""
+    return mask.view(*mask.shape, *[1] * (values.ndim - mask.ndim))
 
 
 def _gather(values: Tensor, rows: Tensor) -> Tensor:

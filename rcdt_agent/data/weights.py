@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rcdt_agent import losses
-from rcdt_agent._types import Float64Array
+from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.config import Config, Sampling
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
+from rcdt_agent.data.dominance import DominanceTable
+from rcdt_agent.data.frontier import MIN_TRAJECTORIES, Outcomes, ReturnToGoTable
 from rcdt_agent.errors import InvalidArgumentError
 
 
@@ -31,6 +36,7 @@ def trajectory_probabilities(
     elif sampling == "transition":
         weight = dataset.lengths.astype(np.float64)
     else:
+        refuse_several(dataset.cost_names, "`sampling='cost_tilted'`")
         weight = np.maximum(0.0, cost_ceiling - dataset.episode_costs.astype(np.float64))
         if not weight.any():
             raise InvalidArgumentError(
@@ -56,41 +62,71 @@ TYPICAL_QUANTILE = 0.5
 """Of the returns that `frontier` weights take for typical."""
 
 
+_STEPS, _TRAJECTORIES = 64, 512  # that steps of several costs are compared with, at most
+
+
 class FrontierWeights:
     """`losses.frontier_weights` of steps and their tokens, looked up in tables of the data."""
 
     def __init__(
-        self, dataset: TrajectoryDataset, *, quantile: float, cost_unit: float, sharpness: float
+        self,
+        dataset: TrajectoryDataset,
+        *,
+        quantile: float,
+        cost_unit: npt.ArrayLike,
+        sharpness: float,
     ) -> None:
         """Tabulate the best and the typical returns-to-go.
 
         Args:
             dataset: Training data.
             quantile: Which return-to-go is the best, such as 0.99: one lucky trajectory is not.
-            cost_unit: As for `ReturnToGoTable.fit`.
+            cost_unit: As for `ReturnToGoTable.fit`; (m,) of several costs.
             sharpness: As for `losses.frontier_weights`.
         """
         self.sharpness = sharpness
-        self._best = ReturnToGoTable.fit(dataset, quantile=quantile, cost_unit=cost_unit)
-        self._typical = ReturnToGoTable.fit(dataset, quantile=TYPICAL_QUANTILE, cost_unit=cost_unit)
+        levels = quantile, TYPICAL_QUANTILE
+        self._lookup: Callable[..., Iterable[Float32Array]]
+        if dataset.n_costs == 1:
+            unit = float(np.asarray(cost_unit))
+            tables = [ReturnToGoTable.fit(dataset, quantile=q, cost_unit=unit) for q in levels]
+            self._lookup = lambda steps, costs: [table(steps, costs) for table in tables]
+        else:
+            several = DominanceTable.fit(
+                dataset,
+                quantile=quantile,
+                cost_unit=cost_unit,
+                least=MIN_TRAJECTORIES,
+                n_steps=_STEPS,
+                n_trajectories=_TRAJECTORIES,
+            )
+            self._lookup = lambda steps, costs: several.quantiles(steps, costs, levels)
         self._least = 1e-3 * float(np.ptp(dataset.episode_returns)) or 1e-3
 
     def __call__(self, timesteps: Tensor, rtg: Tensor, ctg: Tensor) -> Tensor:
         """(B,) weights of steps (B,) with these returns-to-go, shown with these cost tokens."""
-        steps, costs = timesteps.cpu().numpy(), ctg.cpu().numpy()
-        best = torch.from_numpy(self._best(steps, costs)).to(rtg.device)
-        typical = torch.from_numpy(self._typical(steps, costs)).to(rtg.device)
+        found = self._lookup(timesteps.cpu().numpy(), ctg.cpu().numpy())
+        best, typical = (torch.from_numpy(values).to(rtg.device) for values in found)
         best = torch.maximum(best, typical + self._least)  # where all returns are alike
         return losses.frontier_weights(rtg, best, typical, self.sharpness)
 
 
-def outcome_weights(outcomes: Outcomes, config: Config, cost_limit: float) -> Tensor:
-    """(M,) trajectory weights of a configuration, before normalisation."""
+def outcome_weights(outcomes: Outcomes, config: Config, cost_limit: npt.ArrayLike) -> Tensor:
+    """(M,) trajectory weights of a configuration, before normalisation.
+
+    Of several costs, each with its limit (m,), the safety factors are multiplied.
+    """
     returns, costs = torch.from_numpy(outcomes.returns), torch.from_numpy(outcomes.costs)
     if config.weighting == "return_cost":
-        return losses.trajectory_weights(
-            returns, costs, alpha=config.alpha, gamma=config.gamma, cost_limit=cost_limit
+        first, *others = zip(
+            costs.reshape(len(costs), -1).unbind(1), np.ravel(cost_limit).tolist(), strict=True
         )
+        weights = losses.trajectory_weights(
+            returns, first[0], alpha=config.alpha, gamma=config.gamma, cost_limit=first[1]
+        )
+        for cost, limit in others:
+            weights = weights * torch.sigmoid(config.gamma * (limit - cost))
+        return weights
     if config.weighting == "expert":
         threshold = torch.quantile(returns, 1 - config.expert_fraction)
         return losses.expert_weights(returns >= threshold, config.alpha)

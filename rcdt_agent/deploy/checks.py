@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.costs import ONE_COST, CostBudget, by_name, in_order
 from rcdt_agent.errors import InvalidArgumentError
 
 
@@ -16,6 +18,8 @@ def check_budget(cost_budget: Any) -> float:
     Raises:
         InvalidArgumentError: Not one number, negative, or not finite.
     """
+    if isinstance(cost_budget, Mapping):
+        in_order("`cost_budget`", cost_budget, ONE_COST)
     budgets = check_budgets(cost_budget)
     if np.ndim(cost_budget) != 0:
         raise InvalidArgumentError(
@@ -25,12 +29,50 @@ def check_budget(cost_budget: Any) -> float:
     return float(budgets[0])
 
 
-def check_budgets(cost_budget: Any, n_envs: int | None = None) -> Float64Array:
-    """Cost budgets as numbers: (n_envs,), from one or as many; without it, as many as given.
+def check_cost_budget(cost_budget: Any, cost_names: Sequence[str] | None) -> CostBudget:
+    """A cost budget: a number, or one by name for each of several costs.
+
+    Args:
+        cost_budget: As given.
+        cost_names: Of the costs; None: not known yet, so that any names may be right.
 
     Raises:
-        InvalidArgumentError: Not numbers, negative, not finite, or not as many.
+        InvalidArgumentError: A number is missing, negative or not finite, or a name is not a
+            cost's.
     """
+    if cost_names is None:
+        several = isinstance(cost_budget, Mapping)
+        cost_names = tuple(map(str, cost_budget)) if several else ONE_COST
+        if several and len(cost_names) < 2:
+            return check_budget(cost_budget)
+    if len(cost_names) == 1:
+        return check_budget(cost_budget)
+    budget: CostBudget = by_name(check_budgets(cost_budget, 1, cost_names)[0], cost_names)
+    return budget
+
+
+def check_budgets(
+    cost_budget: Any, n_envs: int | None = None, cost_names: Sequence[str] = ONE_COST
+) -> Float64Array:
+    """Cost budgets as numbers: (n_envs,), from one or as many; without it, as many as given.
+
+    Of several costs (n_envs, m), from such numbers by name.
+
+    Raises:
+        InvalidArgumentError: Not numbers, negative, not finite, or not as many; or a name is
+            unknown or missing.
+    """
+    if len(cost_names) > 1 or isinstance(cost_budget, Mapping):
+        if not isinstance(cost_budget, Mapping):
+            raise InvalidArgumentError(
+                f"`cost_budget` must be a dict with a budget for each cost "
+                f"({', '.join(cost_names)}), got {cost_budget!r}."
+            )
+        given = in_order("`cost_budget`", cost_budget, cost_names)
+        try:
+            return np.stack([check_budgets(values, n_envs) for values in given], axis=-1)
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(f"{error} (in {dict(cost_budget)!r})") from error
     budgets = _numbers(cost_budget)
     if budgets is None or not (np.isfinite(budgets) & (budgets >= 0)).all():
         raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")

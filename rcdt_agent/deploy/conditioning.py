@@ -7,6 +7,7 @@ budget and calibration. Wrappers and states only report what happened.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,14 @@ import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
 from rcdt_agent.config import Config
-from rcdt_agent.data.frontier import MIN_TRAJECTORIES, Outcomes, ReturnToGoTable
+from rcdt_agent.costs import refuse_several
+from rcdt_agent.data.dominance import DominanceTable
+from rcdt_agent.data.frontier import (
+    MIN_TRAJECTORIES,
+    Outcomes,
+    ReturnToGoTable,
+    table_from_dict,
+)
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.stats import bootstrap_means
@@ -52,8 +60,8 @@ class Conditioning:
     """
 
     outcomes: Outcomes
-    table: ReturnToGoTable
-    cautious_table: ReturnToGoTable | None = None
+    table: ReturnToGoTable | DominanceTable
+    cautious_table: ReturnToGoTable | DominanceTable | None = None
     published: tuple[tuple[float, float], ...] = ()
     quantile: float = 0.9
     margin: float = 0.0
@@ -77,17 +85,22 @@ class Conditioning:
         )
 
     def token(self, cost_budget: npt.ArrayLike) -> Float32Array:
-        """What the policy is asked to spend in an episode with this budget (a number or (N,))."""
+        """What the policy is asked to spend in an episode with this budget, of the same shape."""
         budget = np.asarray(cost_budget, dtype=np.float32)
         if self.calibration is not None:
             budget = self.calibration.token(budget)
         return np.asarray(budget * np.float32(1 - self.margin))
 
-    def target_return(self, cost_budget: float, request: TargetReturn = "auto") -> float:
+    @property
+    def cost_names(self) -> tuple[str, ...]:
+        """Of the costs, in the order of (N, m) budgets; one cost has budgets (N,)."""
+        return self.outcomes.cost_names
+
+    def target_return(self, cost_budget: npt.ArrayLike, request: TargetReturn = "auto") -> float:
         """The return that an episode at this budget is asked for.
 
         Args:
-            cost_budget: What the episode may cost.
+            cost_budget: What the episode may cost; (m,) of several costs.
             request: `auto`, `paper` or a number.
 
         Raises:
@@ -95,7 +108,8 @@ class Conditioning:
                 policy is not told a return.
         """
         if request == "auto":
-            return self.outcomes.target_return(float(self.token(cost_budget)), self.quantile)
+            token = self.token(cost_budget)
+            return self.outcomes.target_return(token if token.ndim else float(token), self.quantile)
         if not self.return_token:
             raise InvalidArgumentError(NO_RETURN_TOKEN)
         if request == "paper":
@@ -104,8 +118,9 @@ class Conditioning:
                     "`target_return='paper'` needs a DSRL task: the agent was not made by "
                     "`from_dsrl`. Use 'auto' or a number."
                 )
+            refuse_several(self.cost_names, "`target_return='paper'`")
             budgets, targets = zip(*self.published, strict=True)
-            return float(np.interp(cost_budget, budgets, targets))
+            return float(np.interp(np.asarray(cost_budget), budgets, targets))
         if isinstance(request, str) or not np.isfinite(request):
             raise InvalidArgumentError(
                 f"`target_return` must be 'auto', 'paper' or a finite number, got {request!r}."
@@ -116,11 +131,12 @@ class Conditioning:
         """Target return and budget (N,) of the tokens at the present step of each episode.
 
         Earlier tokens of the window follow from them by what was earned and spent since, as in
-        the data.
+        the data. Of several costs the budgets are (N, m); whichever is spent first, or spends
+        furthest ahead of its pace, decides about the return.
         """
         token = self.token(state.cost_budget)
         left = token - state.total_cost
-        exhausted = left <= 0
+        exhausted = left <= 0 if left.ndim == 1 else (left <= 0).any(-1)
         pace = self._pace(token, left, state.episode_steps - 1)
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
@@ -145,31 +161,38 @@ class Conditioning:
     def _pace(
         self, token: Float32Array, left: Float32Array, steps: npt.NDArray[np.int64]
     ) -> Float32Array:
-        """(N,) what is left, as a share of what an even pace would have left; in [0, 1]."""
+        """(N,) what is left, as a share of what an even pace would have left; in [0, 1].
+
+        Of several costs, the smallest share.
+        """
+        if left.ndim == 2:
+            pairs = zip(token.T, left.T, strict=True)
+            return np.asarray(np.min([self._pace(*pair, steps) for pair in pairs], axis=0))
         passed = np.clip(steps / (self.table.steps[-1] + 1), 0.0, 1.0)
         even = token * (1 - passed)  # float64: the smallest token has a share too
         within = (left >= 0).astype(np.float64)  # nothing should be left: kept or not
         share = np.divide(left, even, out=within, where=even > 0)
         return np.clip(share, 0.0, 1.0).astype(np.float32)
 
-    def warn_if_uncovered(self, cost_budget: float, target_return: float) -> None:
+    def warn_if_uncovered(self, cost_budget: npt.ArrayLike, target_return: float) -> None:
         """Say aloud, with the numbers, when the data do not cover the request."""
-        outcomes, token = self.outcomes, float(self.token(cost_budget))
-        asked = max(cost_budget, token)
+        outcomes = self.outcomes
+        budget = np.asarray(cost_budget, dtype=np.float64)
+        asked = np.maximum(budget, self.token(cost_budget).astype(np.float64))
         best = outcomes.frontier.best_return(asked)
         if few := too_few_within(outcomes, asked):
             warnings.warn(few, stacklevel=3)
         elif target_return > best + 1e-6 * abs(best):
             warnings.warn(
                 f"The target return {target_return:g} exceeds the best return {best:g} that any "
-                f"training trajectory reached within the cost budget {asked:g}: the policy is "
-                f"asked for what nobody showed it.",
+                f"training trajectory reached within the {budget_text(asked, self.cost_names)}: "
+                f"the policy is asked for what nobody showed it.",
                 stacklevel=3,
             )
-        if beyond := beyond_all_costs(outcomes, cost_budget):
+        if beyond := beyond_all_costs(outcomes, budget):
             warnings.warn(beyond, stacklevel=3)
         if self.calibration is not None:
-            self.calibration.warn_if_uncovered(cost_budget)
+            self.calibration.warn_if_uncovered(float(budget))
 
     def to_dict(self) -> dict[str, Any]:
         """What is not in the configuration, as plain values for a checkpoint."""
@@ -185,30 +208,69 @@ class Conditioning:
     def from_dict(cls, config: Config, values: dict[str, Any]) -> Conditioning:
         """The inverse of `to_dict`."""
         calibration, cautious = values["calibration"], values["cautious_table"]
+        outcomes = Outcomes.from_dict(values["outcomes"])
+        if calibration:
+            refuse_several(outcomes.cost_names, "A calibration")
         return cls.from_config(
             config,
-            outcomes=Outcomes.from_dict(values["outcomes"]),
-            table=ReturnToGoTable.from_dict(values["table"]),
-            cautious_table=ReturnToGoTable.from_dict(cautious) if cautious else None,
+            outcomes=outcomes,
+            table=table_from_dict(values["table"], outcomes.cost_names),
+            cautious_table=table_from_dict(cautious, outcomes.cost_names) if cautious else None,
             published=tuple((float(b), float(t)) for b, t in values["published"]),
             calibration=TokenCalibration.from_dict(calibration) if calibration else None,
         )
 
 
-def too_few_within(outcomes: Outcomes, cost_budget: float) -> str:
-    """What to say of a budget that hardly any training trajectory kept; empty if enough did."""
+def budget_text(cost_budget: npt.ArrayLike, cost_names: Sequence[str]) -> str:
+    """A budget () or budgets (m,) in words: `cost budget 5`, `cost budgets a=5, b=20`."""
+    budgets = np.ravel(np.asarray(cost_budget, dtype=np.float64)).tolist()
+    if len(cost_names) == 1:
+        return f"cost budget {budgets[0]:g}"
+    named = (f"{name}={b:g}" for name, b in zip(cost_names, budgets, strict=True))
+    return f"cost budgets {', '.join(named)}"
+
+
+def too_few_within(outcomes: Outcomes, cost_budget: npt.ArrayLike) -> str:
+    """What to say of a budget that hardly any training trajectory kept; empty if enough did.
+
+    Of several costs: of budgets (m,) that hardly any kept together, and of each.
+    """
     within = outcomes.n_within(cost_budget)
     if within >= min(MIN_TRAJECTORIES, len(outcomes)):
         return ""
+    text = budget_text(cost_budget, outcomes.cost_names)
+    if len(outcomes.cost_names) > 1:
+        pairs = zip(outcomes.cost_names, np.ravel(cost_budget), outcomes.costs.T, strict=True)
+        alone = [f"{name}: {int((c <= b).sum())}, cheapest {c.min():g}" for name, b, c in pairs]
+        return (
+            f"The {text} are covered together by {within} of {len(outcomes)} training "
+            f"trajectories (alone {'; '.join(alone)}): expect a budget to be exceeded."
+        )
     return (
-        f"The cost budget {cost_budget:g} is covered by {within} of {len(outcomes)} training "
+        f"The {text} is covered by {within} of {len(outcomes)} training "
         f"trajectories (the cheapest costs {outcomes.costs.min():g}): expect the budget to be "
         f"exceeded."
     )
 
 
-def beyond_all_costs(outcomes: Outcomes, cost_budget: float) -> str:
-    """What to say of a budget above all that training trajectories cost; empty if it is not."""
+def beyond_all_costs(outcomes: Outcomes, cost_budget: npt.ArrayLike) -> str:
+    """What to say of a budget above all that training trajectories cost; empty if it is not.
+
+    Of several costs: of all whose budgets are.
+    """
+    if len(outcomes.cost_names) > 1:
+        pairs = zip(outcomes.cost_names, np.ravel(cost_budget), outcomes.costs.T, strict=True)
+        found = [
+            (name, b, float(costs.max())) for name, b, costs in pairs if b > float(costs.max())
+        ]
+        if not found:
+            return ""
+        named = ", ".join(f"{name}={b:g} above {largest:g}" for name, b, largest in found)
+        return (
+            f"Cost budgets are above the largest cost of the {len(outcomes)} training "
+            f"trajectories: {named}. They show nothing that costs as much."
+        )
+    cost_budget = float(np.asarray(cost_budget))
     largest = float(outcomes.costs.max())
     if cost_budget <= largest:
         return ""

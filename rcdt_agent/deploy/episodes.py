@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.costs import CostBudget
 from rcdt_agent.deploy.conditioning import TargetReturn
 from rcdt_agent.deploy.state import AgentState, StateUse
 from rcdt_agent.errors import InvalidArgumentError, StateError
@@ -28,11 +29,11 @@ class EpisodeRules(ABC):
 
     @property
     @abstractmethod
-    def cost_budget(self) -> float:
-        """What an episode may cost."""
+    def cost_budget(self) -> Any:
+        """What an episode may cost: a number, or one by name for each of several costs."""
 
     @abstractmethod
-    def set_cost_budget(self, k: float, target_return: TargetReturn = "auto") -> None:
+    def set_cost_budget(self, k: Any, target_return: TargetReturn = "auto") -> None:
         """Say what an episode may cost from now on."""
 
     @abstractmethod
@@ -46,7 +47,7 @@ class EpisodeRules(ABC):
     # ------------------------------------------------------------ one episode, held by the agent
 
     def reset(
-        self, cost_budget: float | None = None, target_return: TargetReturn | None = None
+        self, cost_budget: CostBudget | None = None, target_return: TargetReturn | None = None
     ) -> None:
         """Begin a new episode, which `act` then follows.
 
@@ -64,7 +65,7 @@ class EpisodeRules(ABC):
         self,
         observation: Any,
         reward: float | None = None,
-        cost: float | None = None,
+        cost: Any = None,
         **options: Any,
     ) -> Float32Array:
         """The next action in the episode that `reset` began, in one environment.
@@ -72,8 +73,8 @@ class EpisodeRules(ABC):
         Args:
             observation: The present one.
             reward: What the last action earned; not at the first step.
-            cost: What it cost; not at the first step. A wrapped environment's observation says
-                both already.
+            cost: What it cost, by name where there are several; not at the first step. A wrapped
+                environment's observation says both already.
             **options: As for `predict`, such as `deterministic`.
 
         Raises:

@@ -8,15 +8,17 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
 from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.config import Config
+from rcdt_agent.costs import columns, cost_signals, refuse_several
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
+from rcdt_agent.data.frontier import Outcomes, fit_table
 from rcdt_agent.deploy.checks import observation_rows
 from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.deploy.shield import CriticShield
@@ -77,7 +79,9 @@ class ConditionedPolicy(Policy):
         critics: Of reward and cost, as far as the configuration trains them.
         conditioning: From budgets to tokens.
         episode_length: Longest episode.
-        cost_limit: c_lim of the trajectory weights, and the default unit of cost.
+        cost_limit: () c_lim of the trajectory weights, and the default unit of cost; (m,) of
+            several costs.
+        cost_signals: What critics and multipliers call the costs.
         shield_candidates: Actions that the critic shield chooses from; 0: no shield.
         token_critics: Whether critics see the cost-to-go token and the time.
         finite_critics: Whether critics end with the episode; else they look beyond time limits.
@@ -92,13 +96,16 @@ class ConditionedPolicy(Policy):
         action_space: gym.spaces.Box,
         *,
         episode_length: int,
-        cost_limit: float,
+        cost_limit: npt.ArrayLike,
     ) -> None:
         """Make the networks that the configuration asks for."""
         super().__init__(normalizer, observation_space, action_space)
+        cost_names = conditioning.cost_names
+        _check_several(config, cost_names)
+        self.cost_signals = cost_signals(cost_names)
         self.conditioning = conditioning
         self.episode_length = episode_length
-        self.cost_limit = cost_limit
+        self.cost_limit = np.asarray(cost_limit, dtype=np.float64)
         self.token_critics = config.critic_inputs == "token"
         self.finite_critics = self.token_critics or config.critic_targets == "monte_carlo"
         self.cost_discount = config.cost_discount
@@ -122,11 +129,15 @@ class ConditionedPolicy(Policy):
             state_dependent_std=config.state_dependent_std,
             log_std_range=config.log_std_range,
             cost_head=config.cost_head_weight > 0,
+            n_costs=len(cost_names),
         )
+        signals = ("reward",) * config.q_guidance + self.cost_signals * config.cost_penalty
         self.critics = TwinCritics(
-            dict.fromkeys(config.critic_signals, 1.0),
+            dict.fromkeys(signals, 1.0),
             *sizes,
-            context_size=normalizer.token_features + 1 if self.token_critics else 0,
+            context_size=len(cost_names) * normalizer.token_features + 1
+            if self.token_critics
+            else 0,
             width=config.critic_width,
             n_layers=config.critic_layers,
         )
@@ -139,25 +150,26 @@ class ConditionedPolicy(Policy):
         outcomes = dataset.outcomes
         longest = int(dataset.lengths.max())
         episode_length = max(longest, task.episode_length if task else 0)
-        reference = task.reference_budget if task else outcomes.typical_cost
-        cost_limit = max(reference, 1e-3) if config.cost_limit is None else config.cost_limit
+        one_cost = dataset.n_costs == 1
+        reference = task.reference_budget if task and one_cost else outcomes.typical_costs
+        cost_limit = np.maximum(reference, 1e-3)
+        if config.cost_limit is not None:
+            cost_limit = np.full_like(cost_limit, config.cost_limit)
         normalizer = Normalizer.fit(
             dataset,
             spaces["action_space"],
             normalize_observations=config.normalize_observations,
             rtg_scale=config.rtg_scale or float(np.ptp(outcomes.returns)) or 1.0,
-            ctg_scale=config.ctg_scale or max(cost_limit, 1e-3),
+            ctg_scale=config.ctg_scale or np.maximum(cost_limit, 1e-3),
             ctg_shape=config.ctg_shape,
             episode_length=episode_length if config.token_rates else None,
         )
         tables = [
-            None
-            if level is None
-            else ReturnToGoTable.fit(dataset, quantile=level, cost_unit=cost_limit)
+            None if level is None else fit_table(dataset, quantile=level, cost_unit=cost_limit)
             for level in (config.target_quantile, config.cautious_quantile)
         ]
         published: tuple[tuple[float, float], ...] = ()
-        if task and task.published_targets:
+        if task and task.published_targets and one_cost:
             published = tuple(zip(task.budgets, task.published_targets, strict=True))
         conditioning = Conditioning.from_config(
             config,
@@ -176,7 +188,10 @@ class ConditionedPolicy(Policy):
         )
         sums = {
             "reward": float(np.abs(dataset.rewards).mean()) / (1 - config.discount),
-            "cost": float(dataset.costs.mean()) / (1 - config.cost_discount),
+            **{
+                signal: float(costs.mean()) / (1 - config.cost_discount)
+                for signal, costs in columns(dataset.costs, dataset.cost_names).items()
+            },
         }
         for signal in policy.critics.signals:  # their unit is the size of the discounted sums
             policy.critics.unit(signal).fill_(max(sums[signal], 1e-3))
@@ -191,7 +206,7 @@ class ConditionedPolicy(Policy):
         """(..., X) what critics see besides state and action; None if it is nothing.
 
         Args:
-            ctg: (...,) cost-to-go, in units of the task.
+            ctg: (...,) cost-to-go, in units of the task; (..., m) of several costs.
             timesteps: (...,) step of the episode.
         """
         if not self.token_critics:
@@ -270,6 +285,7 @@ class ConditionedPolicy(Policy):
 
     def configure(self, config: Config) -> None:
         """Take over the deployment settings of a configuration."""
+        _check_several(config, self.conditioning.cost_names)
         data = {
             name: getattr(self.conditioning, name)
             for name in ("outcomes", "table", "cautious_table", "published", "calibration")
@@ -279,6 +295,8 @@ class ConditionedPolicy(Policy):
 
     def calibrate(self, calibration: Any) -> None:
         """Translate budgets by a `TokenCalibration` from here on; None: not any more."""
+        if calibration is not None:
+            refuse_several(self.conditioning.cost_names, "A calibration")
         self.conditioning = replace(self.conditioning, calibration=calibration)
 
     @classmethod
@@ -291,19 +309,28 @@ class ConditionedPolicy(Policy):
     ) -> ConditionedPolicy:
         """The inverse of `to_dict`; tensors come from the state dict."""
         sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
-        lengths = int(values["episode_length"]), float(values["cost_limit"])
-        if min(lengths) < 0:
+        conditioning = Conditioning.from_dict(config, values["conditioning"])
+        n_costs = len(conditioning.cost_names)
+        episode_length = int(values["episode_length"])
+        cost_limit = np.asarray(values["cost_limit"], dtype=np.float64)
+        if episode_length < 0 or not (cost_limit >= 0).all():
             raise InvalidArgumentError(
-                f"`episode_length` and `cost_limit` must be >= 0, got {lengths}."
+                f"`episode_length` and `cost_limit` must be >= 0, got {episode_length} and "
+                f"{cost_limit}."
             )
+        if cost_limit.shape != (() if n_costs == 1 else (n_costs,)):
+            raise InvalidArgumentError(
+                f"`cost_limit` must be of {n_costs} costs, got shape {cost_limit.shape}."
+            )
+        rates = episode_length if config.token_rates else None
         return cls(
             config,
-            Normalizer(*sizes, config.ctg_shape, lengths[0] if config.token_rates else None),
-            Conditioning.from_dict(config, values["conditioning"]),
+            Normalizer(*sizes, config.ctg_shape, rates, n_costs),
+            conditioning,
             observation_space,
             action_space,
-            episode_length=lengths[0],
-            cost_limit=lengths[1],
+            episode_length=episode_length,
+            cost_limit=cost_limit,
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -311,5 +338,21 @@ class ConditionedPolicy(Policy):
         return {
             "conditioning": self.conditioning.to_dict(),
             "episode_length": self.episode_length,
-            "cost_limit": self.cost_limit,
+            "cost_limit": self.cost_limit.tolist(),
         }
+
+
+def _check_several(config: Config, cost_names: tuple[str, ...]) -> None:
+    """Refuse settings that know one cost only.
+
+    Raises:
+        InvalidArgumentError: There are several costs; the message names the setting.
+    """
+    if config.shield_candidates:
+        refuse_several(cost_names, "The critic shield (`shield_candidates`)")
+    if config.cost_head_weight:
+        refuse_several(cost_names, "The cost head (`cost_head_weight`)")
+    if config.pareto_fraction:
+        refuse_several(cost_names, "`pareto_fraction`")
+    if config.sampling == "cost_tilted":
+        refuse_several(cost_names, "`sampling='cost_tilted'`")

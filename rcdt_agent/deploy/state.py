@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.costs import ONE_COST, in_order
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
@@ -44,17 +46,18 @@ class AgentState:
         obs: (N, K, O) observations.
         actions: (N, K, A) actions; the last real one is the action just given.
         earned: (N, K) return before each step.
-        spent: (N, K) cost before each step.
+        spent: (N, K) cost before each step; (N, K, m) of several costs.
         steps: (N,) steps of the episode begun so far, since this state follows it.
         skipped: (N,) steps made before this state took the episode over.
         total_return: (N,) reward seen so far.
-        total_cost: (N,) cost seen so far.
+        total_cost: (N,) cost seen so far; (N, m) of several costs.
         target_return: (N,) what the episode should return.
-        cost_budget: (N,) what it may cost.
+        cost_budget: (N,) what it may cost; (N, m) of several costs.
         awaiting: (N,) an action was given whose reward and cost have not been seen.
         shielded: (N,) whether the critic shield replaced the policy's last action.
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
         use: Whether `predict` or `observe` has been called with a state of these episodes.
+        cost_names: Of the costs, in the order of the last axis.
     """
 
     obs: Float32Array
@@ -71,6 +74,7 @@ class AgentState:
     shielded: BoolArray
     follows_agent: bool = True
     use: StateUse = field(default_factory=StateUse)
+    cost_names: tuple[str, ...] = ONE_COST
 
     @classmethod
     def begin(
@@ -83,29 +87,32 @@ class AgentState:
         target_return: npt.ArrayLike,
         cost_budget: npt.ArrayLike,
         follows_agent: bool = True,
+        cost_names: tuple[str, ...] = ONE_COST,
     ) -> AgentState:
         """Episodes about to start."""
+        per_cost = () if len(cost_names) == 1 else (len(cost_names),)
 
         def zeros(*shape: int) -> Float32Array:
             return np.zeros((n_envs, *shape), dtype=np.float32)
 
-        def each(values: npt.ArrayLike) -> Float32Array:
-            return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs,)).copy()
+        def each(values: npt.ArrayLike, *shape: int) -> Float32Array:
+            return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs, *shape)).copy()
 
         return cls(
             obs=zeros(context_length, observation_size),
             actions=zeros(context_length, action_size),
             earned=zeros(context_length),
-            spent=zeros(context_length),
+            spent=zeros(context_length, *per_cost),
             steps=np.zeros(n_envs, dtype=np.int64),
             skipped=np.zeros(n_envs, dtype=np.int64),
             total_return=zeros(),
-            total_cost=zeros(),
+            total_cost=zeros(*per_cost),
             target_return=each(target_return),
-            cost_budget=each(cost_budget),
+            cost_budget=each(cost_budget, *per_cost),
             awaiting=np.zeros(n_envs, dtype=np.bool_),
             shielded=np.zeros(n_envs, dtype=np.bool_),
             follows_agent=follows_agent,
+            cost_names=cost_names,
         )
 
     @property
@@ -125,22 +132,25 @@ class AgentState:
 
     @property
     def cost_to_go(self) -> Float32Array:
-        """(N,) what is left to spend; below zero once the budget is exceeded."""
+        """(N,) or (N, m) what is left to spend; below zero once the budget is exceeded."""
         return self.cost_budget - self.total_cost
 
-    def observe(self, reward: npt.ArrayLike, cost: npt.ArrayLike) -> AgentState:
+    def observe(
+        self, reward: npt.ArrayLike, cost: npt.ArrayLike | Mapping[str, npt.ArrayLike]
+    ) -> AgentState:
         """Tell the state what the last action earned and cost.
 
         Args:
             reward: A number, or (N,).
-            cost: A number, or (N,), >= 0.
+            cost: A number, or (N,), >= 0. Of several costs, such numbers by name, or (N, m).
 
         Raises:
             StateError: No action is waiting for its outcome: it would be counted twice.
-            InvalidArgumentError: Wrong shape, not finite, or a negative cost.
+            InvalidArgumentError: Wrong shape, not finite, a negative cost, or a cost that is
+                unknown or missing.
         """
         earned = self._outcome("reward", reward)
-        spent = self._outcome("cost", cost)
+        spent = self._costs(cost)
         if (spent < 0).any():
             raise InvalidArgumentError(f"`cost` must be >= 0, got {spent.min():g}.")
         if not self.awaiting.all():
@@ -189,11 +199,10 @@ class AgentState:
         target, budget = _floats(target_return), _floats(cost_budget)
         if (self.target_return == target).all() and (self.cost_budget == budget).all():
             return self
-        shape = self.target_return.shape
         return replace(
             self,
-            target_return=np.broadcast_to(target, shape).copy(),
-            cost_budget=np.broadcast_to(budget, shape).copy(),
+            target_return=np.broadcast_to(target, self.target_return.shape).copy(),
+            cost_budget=np.broadcast_to(budget, self.cost_budget.shape).copy(),
         )
 
     def with_own_targets(
@@ -295,13 +304,16 @@ class AgentState:
 
     @property
     def ctg(self) -> Float32Array:
-        """(N, K) cost-to-go of the window as asked for, unscaled; zero for padding."""
+        """(N, K) or (N, K, m) cost-to-go as asked for, unscaled; zero for padding."""
         return self._to_go(self.cost_budget, self.spent)
 
     def tokens(
         self, target_return: Float32Array, cost_budget: Float32Array
     ) -> tuple[Float32Array, Float32Array]:
-        """RTG and CTG of the window (N, K) for targets (N,); zero for padding."""
+        """RTG and CTG of the window (N, K) for targets (N,); zero for padding.
+
+        Of several costs, CTG (N, K, m) for budgets (N, m).
+        """
         return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
 
     def window_arrays(
@@ -332,7 +344,23 @@ class AgentState:
 
     def _to_go(self, target: Float32Array, before: Float32Array) -> Float32Array:
         real = np.arange(before.shape[1]) <= self.position[:, None]
+        real = real.reshape(*real.shape, *[1] * (before.ndim - 2))
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
+
+    def _costs(self, cost: Any) -> Float32Array:
+        """(N,) or (N, m) costs of a step."""
+        if isinstance(cost, Mapping):
+            values = in_order("`cost`", cost, self.cost_names)
+            return np.stack([self._outcome("cost", value) for value in values], axis=-1)
+        if len(self.cost_names) == 1:
+            return self._outcome("cost", cost)
+        array = _floats(cost)
+        if array.shape != self.total_cost.shape or not np.isfinite(array).all():
+            raise InvalidArgumentError(
+                f"`cost` must be a dict with each of {', '.join(self.cost_names)}, or finite and "
+                f"of shape {self.total_cost.shape}, got {cost!r}."
+            )
+        return array
 
     def _outcome(self, name: str, values: npt.ArrayLike) -> Float32Array:
         array = _floats(values)

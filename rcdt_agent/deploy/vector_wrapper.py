@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION, facts_space, own_targets
-from rcdt_agent.env_step import CostFunction, cost_in, step_cost
+from rcdt_agent.env_step import CostFunction, CostKey, cost_in, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 
 _VectorWrapper: Any = getattr(gym.vector, "VectorWrapper", None) or getattr(
@@ -47,25 +49,31 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self,
         env: gym.vector.VectorEnv,
         target_return: npt.ArrayLike | None = None,
-        cost_budget: npt.ArrayLike | None = None,
-        cost_key: str = "cost",
+        cost_budget: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None = None,
+        cost_key: CostKey = "cost",
         cost_fn: CostFunction | None = None,
+        cost_names: Sequence[str] = ONE_COST,
     ) -> None:
         """Wrap a vector environment.
 
         Args:
             env: A Gymnasium vector environment.
             target_return: A number or (N,); None: what the agent asks for.
-            cost_budget: A number or (N,); None: the agent's budget.
-            cost_key: Where in `infos` the cost is.
+            cost_budget: A number or (N,), by name of several costs; None: the agent's budget.
+            cost_key: Where in `infos` the cost is; several costs as for `ReturnCostTokens`.
             cost_fn: Computes the cost of each environment instead: (observation, action, next
                 observation, info).
+            cost_names: Of the agent's costs.
 
         Raises:
             InvalidArgumentError: Not a vector environment, or its observations are no arrays.
         """
         super().__init__(env)
-        self.single_observation_space = facts_space(env.single_observation_space)
+        self.cost_names = check_cost_names(cost_names, len(cost_names))
+        self._per_cost = () if len(cost_names) == 1 else (len(cost_names),)
+        self.single_observation_space = facts_space(
+            env.single_observation_space, len(self.cost_names)
+        )
         self.observation_space = gym.vector.utils.batch_space(
             self.single_observation_space, env.num_envs
         )
@@ -73,15 +81,18 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self._n_envs = env.num_envs
         self._mode = _reset_mode(env)
         self.set_targets(target_return, cost_budget)
-        self._earned, self._spent, self._steps = np.zeros((3, env.num_envs))
+        self._earned, self._steps = np.zeros((2, env.num_envs))
+        self._spent = np.zeros((env.num_envs, *self._per_cost))
         self._ended = np.zeros(env.num_envs, dtype=np.bool_)
         self._obs: Any = None
 
     def set_targets(
-        self, target_return: npt.ArrayLike | None, cost_budget: npt.ArrayLike | None
+        self,
+        target_return: npt.ArrayLike | None,
+        cost_budget: npt.ArrayLike | Mapping[str, npt.ArrayLike] | None,
     ) -> None:
         """Give these environments targets and budgets of their own, or None: the agent's."""
-        self._own = own_targets(target_return, cost_budget, self._n_envs)
+        self._own = own_targets(target_return, cost_budget, self._n_envs, self.cost_names)
 
     def reset(self, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin all episodes, or those of `options["reset_mask"]`, with the whole budget."""
@@ -104,27 +115,33 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self._spent = self._spent + costs
         self._steps = self._steps + 1
         self._begin(only_reset)
-        infos = {**infos, "cost": costs, "_cost": ~only_reset}
+        infos = {**infos, "cost": self._by_name(costs), "_cost": ~only_reset}
         if ended.any():
-            infos |= {"episode_return": self._earned * ended, "episode_cost": self._spent * ended}
+            spent = self._by_name((self._spent.T * ended).T)
+            infos |= {"episode_return": self._earned * ended, "episode_cost": spent}
             infos["_episode_cost"] = infos["_episode_return"] = ended
         if self._mode == "same":
             self._begin(ended)
         self._ended = ended
         return self._observation(obs), rewards, terminated, truncated, infos
 
+    def _by_name(self, costs: Any) -> Any:
+        """(N,) costs; several as a dict of them."""
+        return dict(zip(self.cost_names, costs.T, strict=True)) if self._per_cost else costs
+
     def _begin(self, chosen: Any) -> None:
         """New episodes where `chosen` (N,) is True; the others go on."""
-        self._earned, self._spent, self._steps = (
-            np.where(chosen, 0.0, values) for values in (self._earned, self._spent, self._steps)
+        self._earned, self._steps = (
+            np.where(chosen, 0.0, values) for values in (self._earned, self._steps)
         )
+        self._spent = np.where(chosen, 0.0, self._spent.T).T
         self._ended = self._ended & ~chosen
 
     def _costs(
         self, actions: Any, obs: Any, infos: dict[str, Any], ended: Any, only_reset: Any
     ) -> Any:
-        """(N,) cost of the step in each environment; zero where it was only reset."""
-        costs = np.zeros(self._n_envs)
+        """(N,) or (N, m) cost of the step in each environment; zero where it was only reset."""
+        costs = np.zeros((self._n_envs, *self._per_cost))
         for i in np.flatnonzero(~only_reset):
             # At an end, that step's own observation and cost, not the new episode's.
             last = self._mode == "same" and ended[i]
@@ -133,31 +150,32 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
                 costs[i] = self._reported(info, i)
             else:
                 after = _final_observation(infos, i) if last else obs[i]
-                costs[i] = step_cost(self.cost_fn(self._obs[i], actions[i], after, info))
+                cost = self.cost_fn(self._obs[i], actions[i], after, info)
+                costs[i] = step_cost(cost, self.cost_names)
         return costs
 
-    def _reported(self, info: dict[str, Any], i: int) -> float:
+    def _reported(self, info: dict[str, Any], i: int) -> Any:
         try:
-            return step_cost(cost_in(info, self.cost_key))
+            return step_cost(cost_in(info, self.cost_key), self.cost_names)
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"Environment {i} of {self._n_envs}: {error}") from error
 
     def _observation(self, obs: Any) -> dict[str, Any]:
         self._obs = np.array(obs) if self.cost_fn else None  # environments may write into theirs
-        rows = np.stack((self._earned, self._spent, self._steps, *self._own))
-        return {
-            OBSERVATION: obs,
-            **dict(zip(FACTS, rows.astype(np.float32)[..., None], strict=True)),
-        }
+        facts = (self._earned, self._spent, self._steps, *self._own)
+        rows = (fact.astype(np.float32).reshape(self._n_envs, -1) for fact in facts)
+        return {OBSERVATION: obs, **dict(zip(FACTS, rows, strict=True))}
 
 
 def _row(infos: dict[str, Any], i: int) -> dict[str, Any]:
     """The info of environment i: what `_key` marks as its own, or all where nothing is marked."""
     everyone = np.ones(i + 1, dtype=np.bool_)
     return {
-        key: values[i]
+        key: _row(values, i) if isinstance(values, dict) else values[i]
         for key, values in infos.items()
-        if not key.startswith("_") and np.ndim(values) > 0 and infos.get(f"_{key}", everyone)[i]
+        if not key.startswith("_")
+        and (np.ndim(values) > 0 or isinstance(values, dict))
+        and infos.get(f"_{key}", everyone)[i]
     }
 
 

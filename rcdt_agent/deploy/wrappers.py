@@ -6,24 +6,28 @@ that a changed budget acts at the next `predict`, in whatever process the enviro
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.costs import ONE_COST, CostBudget, by_name, check_cost_names
 from rcdt_agent.deploy.checks import check_budgets, check_targets
-from rcdt_agent.env_step import CostFunction, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import InvalidArgumentError
 
 OBSERVATION = "observation"
 FACTS = ("episode_return", "episode_cost", "episode_step", "target_return", "cost_budget")
+COST_FACTS = ("episode_cost", "cost_budget")
+"""Those that each cost has."""
 AGENTS = np.inf
 """In place of a target return or budget of the wrapper's own: the agent's."""
 
 
 class Facts(NamedTuple):
-    """What wrappers report of N episodes, (N,) each.
+    """What wrappers report of N episodes, (N,) each; of several costs (N, m).
 
     Attributes:
         episode_return: Reward so far.
@@ -46,16 +50,18 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
     The observation becomes a dict of `observation` and the fields of `Facts`, so that tools which
     hand a policy nothing but observations (stable-baselines3's `evaluate_policy`, say) steer it
     rightly. `step` of the inner environment may return five or six values; here it is always five,
-    with `info["cost"]`, and `info["episode_return"]` and `info["episode_cost"]` at the end.
+    with `info["cost"]`, and `info["episode_return"]` and `info["episode_cost"]` at the end. Several
+    costs are in the `info` by name, and in the observation in the order of their names.
     """
 
     def __init__(
         self,
         env: gym.Env[Any, Any],
         target_return: float | None = None,
-        cost_budget: float | None = None,
-        cost_key: str = "cost",
+        cost_budget: CostBudget | None = None,
+        cost_key: CostKey = "cost",
         cost_fn: CostFunction | None = None,
+        cost_names: Sequence[str] = ONE_COST,
     ) -> None:
         """Wrap an environment.
 
@@ -63,8 +69,10 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             env: Any Gymnasium environment with an array observation.
             target_return: What an episode here should return; None: what the agent asks for.
             cost_budget: What an episode here may cost; None: the agent's budget.
-            cost_key: Where in `info` the cost is (five-value steps).
+            cost_key: Where in `info` the cost is (five-value steps). Several costs are a dict or
+                an array there; or have a key each: `{"collision": "crash_cost", ...}`.
             cost_fn: Computes the cost instead: (observation, action, next observation, info).
+            cost_names: Of the agent's costs.
 
         Raises:
             InvalidArgumentError: Not one environment, or its observation is no array.
@@ -81,26 +89,29 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             cost_budget=cost_budget,
             cost_key=cost_key,
             cost_fn=cost_fn,
+            cost_names=cost_names,
         )
         super().__init__(env)
-        self.observation_space = facts_space(env.observation_space)
+        self.cost_names = check_cost_names(cost_names, len(cost_names))
+        self.observation_space = facts_space(env.observation_space, len(self.cost_names))
         self.cost_key = cost_key
         self.cost_fn = cost_fn
         self.set_targets(target_return, cost_budget)
-        self._earned = self._spent = 0.0
+        self._earned = 0.0
+        self._spent: Any = 0.0  # (m,) of several costs
         self._steps = 0
         self._obs: Any = None
 
-    def set_targets(self, target_return: float | None, cost_budget: float | None) -> None:
+    def set_targets(self, target_return: float | None, cost_budget: CostBudget | None) -> None:
         """Give this environment a target and a budget of its own, or None: the agent's."""
-        self._own = own_targets(target_return, cost_budget, 1)
+        self._own = own_targets(target_return, cost_budget, 1, self.cost_names)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode with the whole budget."""
         self._obs, info = self.env.reset(seed=seed, options=options)
-        self._earned = self._spent = 0.0
+        self._earned, self._spent = 0.0, 0.0
         self._steps = 0
         return self._observation(), info
 
@@ -112,21 +123,25 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             cost_fn=self.cost_fn,
             before=self._obs,
             action=action,
+            cost_names=self.cost_names,
         )
         self._earned += reward
-        self._spent += cost
+        self._spent = self._spent + cost
         self._steps += 1
         if terminated or truncated:
-            info |= {"episode_return": self._earned, "episode_cost": self._spent}
+            spent = by_name(self._spent, self.cost_names)
+            info |= {"episode_return": self._earned, "episode_cost": spent}
         return self._observation(), reward, terminated, truncated, info
 
     def _observation(self) -> dict[str, Any]:
-        facts = (self._earned, self._spent, self._steps, *self._own[:, 0])
-        rows = np.array(facts, dtype=np.float32)[:, None]
+        target, budget = (own[0] for own in self._own)
+        spent = np.broadcast_to(np.asarray(self._spent), np.shape(budget))
+        facts = (self._earned, spent, self._steps, target, budget)
+        rows = (np.array(fact, dtype=np.float32).reshape(-1) for fact in facts)
         return {OBSERVATION: self._obs, **dict(zip(FACTS, rows, strict=True))}
 
 
-def facts_space(space: gym.Space[Any]) -> gym.spaces.Dict:
+def facts_space(space: gym.Space[Any], n_costs: int = 1) -> gym.spaces.Dict:
     """The observation space with facts, for an array observation."""
     if not isinstance(space, gym.spaces.Box):
         raise InvalidArgumentError(
@@ -134,10 +149,13 @@ def facts_space(space: gym.Space[Any]) -> gym.spaces.Dict:
             f"`gymnasium.wrappers.FlattenObservation` turns others into one."
         )
     number = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
-    return gym.spaces.Dict({OBSERVATION: space, **dict.fromkeys(FACTS, number)})
+    costs = gym.spaces.Box(-np.inf, np.inf, (n_costs,), dtype=np.float32)
+    return gym.spaces.Dict(
+        {OBSERVATION: space, **dict.fromkeys(FACTS, number), **dict.fromkeys(COST_FACTS, costs)}
+    )
 
 
-def split_facts(observation: Any) -> tuple[Any, Facts | None]:
+def split_facts(observation: Any, cost_names: Sequence[str] = ONE_COST) -> tuple[Any, Facts | None]:
     """An observation as (plain observation, facts); None without a wrapper."""
     if not isinstance(observation, dict):
         return observation, None
@@ -147,9 +165,27 @@ def split_facts(observation: Any) -> tuple[Any, Facts | None]:
             f"A dict observation must hold {OBSERVATION!r} and {', '.join(map(repr, FACTS))}, as "
             f"`agent.wrap` makes it; {sorted(missing)} is missing."
         )
-    facts = Facts(*(np.asarray(observation[k], dtype=np.float32).reshape(-1) for k in FACTS))
-    step = facts.episode_step
-    if np.isnan(facts).any() or not ((step >= 0) & (step == np.round(step))).all():
+    arrays = {k: np.asarray(observation[k], dtype=np.float32).reshape(-1) for k in FACTS}
+    step, n_costs = arrays["episode_step"], len(cost_names)
+    if n_costs > 1:
+        for key in COST_FACTS:
+            if arrays[key].size != n_costs * step.size:
+                raise InvalidArgumentError(
+                    f"`{key}` must hold {n_costs} costs ({', '.join(cost_names)}), got shape "
+                    f"{np.shape(observation[key])}. `agent.wrap(env)` makes a wrapper that "
+                    f"reports them, or give it `cost_names`."
+                )
+            arrays[key] = arrays[key].reshape(-1, n_costs)
+    elif arrays["episode_cost"].size != step.size:
+        raise InvalidArgumentError(
+            f"`episode_cost` must hold one cost, got shape {np.shape(observation['episode_cost'])}:"
+            f" the wrapper reports several, the agent knows one."
+        )
+    facts = Facts(**arrays)
+    if (
+        any(np.isnan(array).any() for array in facts)
+        or not ((step >= 0) & (step == np.round(step))).all()
+    ):
         raise InvalidArgumentError(
             f"The episode's return, cost and step arrived changed: {facts}. Something between the "
             f"wrapper and the agent rescales observations (VecNormalize, say); the agent scales "
@@ -158,11 +194,15 @@ def split_facts(observation: Any) -> tuple[Any, Facts | None]:
     return observation[OBSERVATION], facts
 
 
-def own_targets(target_return: Any, cost_budget: Any, n_envs: int) -> Float32Array:
-    """(2, N) target returns and budgets of environments, `AGENTS` where there is none."""
-    own = np.full((2, n_envs), AGENTS, dtype=np.float32)
+def own_targets(
+    target_return: Any, cost_budget: Any, n_envs: int, cost_names: Sequence[str] = ONE_COST
+) -> tuple[Float32Array, Float32Array]:
+    """Target returns (N,) and budgets (N,) or (N, m) of environments, `AGENTS` where none is."""
+    per_cost = () if len(cost_names) == 1 else (len(cost_names),)
+    targets = np.full(n_envs, AGENTS, dtype=np.float32)
+    budgets = np.full((n_envs, *per_cost), AGENTS, dtype=np.float32)
     if target_return is not None:
-        own[0] = check_targets(target_return, n_envs)
+        targets[:] = check_targets(target_return, n_envs)
     if cost_budget is not None:
-        own[1] = check_budgets(cost_budget, n_envs)
-    return own
+        budgets[:] = check_budgets(cost_budget, n_envs, cost_names)
+    return targets, budgets

@@ -10,6 +10,7 @@ import numpy as np
 from rcdt_agent._io import file_lock
 from rcdt_agent.algorithms import ALGORITHMS
 from rcdt_agent.config import DEFAULT_VARIANT
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 from rcdt_agent.experiments.benchmark.data import TaskData, prepare_data
@@ -38,6 +39,7 @@ def choose_budgets(dataset: TrajectoryDataset, task: Task | None = None) -> tupl
     Raises:
         InvalidArgumentError: The data have hardly any cost, so that no budget tells them apart.
     """
+    refuse_several(dataset.cost_names, "A comparison of methods")
     if task is not None:
         own = task.budgets
         return own if len(own) <= N_BUDGETS else (own[0], task.reference_budget, own[-1])

@@ -62,7 +62,7 @@ def evaluate_run(
     agent: AnyAlgorithm,
     env: str | None = None,
     *,
-    budgets: tuple[float, ...] | None = None,
+    budgets: tuple[Any, ...] | None = None,
     n_episodes: int = 20,
     seed: int = 0,
     progress_bar: bool = True,
@@ -72,7 +72,7 @@ def evaluate_run(
     Args:
         agent: A trained agent.
         env: A task or environment id; default: the agent's task.
-        budgets: Cost budgets; default: the simulator's usual ones.
+        budgets: Cost budgets, dicts of several costs; default: the simulator's usual ones.
         n_episodes: Episodes a budget.
         seed: Episode e is reset with `seed + e`.
         progress_bar: Show finished episodes.
@@ -84,7 +84,7 @@ def evaluate_run(
     simulator = find_simulator(agent, env)
     return agent.evaluate(
         simulator.env,
-        budgets or simulator.budgets,
+        budgets or (simulator.budgets if len(agent.cost_names) == 1 else None),
         n_episodes,
         seed,
         progress_bar=progress_bar,
@@ -116,11 +116,17 @@ def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
     assert run.checkpoint is not None  # that is where the agent is from
     digest = hashlib.sha256(run.checkpoint.read_bytes()).hexdigest()
     new: dict[str, Any] = {**json.loads(report.to_json()), "agent_sha256": digest}
-    results = {entry["budget"]: {**entry, "seed": report.seed} for entry in new["results"]}
+    results = {_key(entry): {**entry, "seed": report.seed} for entry in new["results"]}
     if old is not None and old.get("agent_sha256", digest) == digest:
         for entry in old["results"]:
-            results.setdefault(entry["budget"], {"seed": old["seed"], **entry})
+            results.setdefault(_key(entry), {"seed": old["seed"], **entry})
     new["results"] = [results[budget] for budget in sorted(results)]
     new["passed"] = all(entry["passed"] for entry in new["results"])
     write_text(path, json.dumps(new, indent=2) + "\n")
     return path
+
+
+def _key(entry: dict[str, Any]) -> tuple[float, ...]:
+    """The budget of a result, of every cost, to tell and to sort them by."""
+    budget = entry["budget"]
+    return tuple(budget.values()) if isinstance(budget, dict) else (budget,)

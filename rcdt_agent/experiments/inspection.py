@@ -11,6 +11,7 @@ import torch
 
 from rcdt_agent._types import Float32Array
 from rcdt_agent.config import Config, make_config
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import ReturnToGoTable
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
@@ -47,6 +48,7 @@ def inspect_file(
         UnknownTaskError: There is no such task.
     """
     dataset = TrajectoryDataset.from_hdf5(file)
+    refuse_several(dataset.cost_names, "`rcdt inspect`")
     known = get_task(task) if task else guess_task(file.name)
     shown = tuple(sorted(budgets)) or (known.budgets if known else fitting_budgets(dataset))
     limit = shown[len(shown) // 2] if cost_limit is None else cost_limit

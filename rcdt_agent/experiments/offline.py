@@ -14,6 +14,7 @@ import torch
 
 from rcdt_agent._types import Float32Array, Int64Array
 from rcdt_agent.algorithms.agent import Agent
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.state import AgentState
 
@@ -48,6 +49,7 @@ def imitation_error(
         budget: Only trajectories that cost at most this much.
         most: Trajectories to look at, at most; evenly spaced.
     """
+    refuse_several(held_out.cost_names, "The imitation error at a budget")
     within = np.flatnonzero(held_out.episode_costs <= budget)
     if not len(within):
         return ImitationError(budget=budget, errors=(), variance=0.0)

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
 import torch
 
 from rcdt_agent._io import atomic_write, read_json
+from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms import RCDT, get_algorithm
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.checkpoint import checkpoint_kind, read_checkpoint
 from rcdt_agent.config import Config
+from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.page import escape_prose, escape_text, html_figure, html_table
@@ -81,9 +84,35 @@ def draw_run(run: Run) -> list[Path]:
         save_figure(plot_learning_curves(log), written[-1])
     if results is not None:
         outcomes = run.agent().policy.outcomes
-        written.append(run.folder / "frontier.png")
-        save_figure(plot_frontier(outcomes.returns, outcomes.costs, results), written[-1])
+        for name, costs, view in cost_views(outcomes, results):
+            written.append(run.folder / (f"frontier-{name}.png" if name else "frontier.png"))
+            save_figure(plot_frontier(outcomes.returns, costs, view), written[-1])
     return written
+
+
+def cost_views(
+    outcomes: Outcomes, report: dict[str, Any] | None
+) -> Iterator[tuple[str, Float32Array, dict[str, Any]]]:
+    """One cost after the other: its name, the data's costs (M,), and the report of it alone.
+
+    One cost has no name, and the report as it is.
+    """
+    if len(outcomes.cost_names) == 1:
+        yield "", outcomes.costs, report or {}
+        return
+    for j, name in enumerate(outcomes.cost_names):
+        results = [
+            {
+                **r,
+                **{key: r[key][name] for key in _PER_COST},
+                "passed": r["mean_cost"][name] <= r["budget"][name],
+            }
+            for r in (report["results"] if report else ())
+        ]
+        yield name, outcomes.costs[:, j], {**(report or {}), "results": results}
+
+
+_PER_COST = ("budget", "costs", "mean_cost", "cost_interval", "normalized_cost")
 
 
 def _read(run: Run) -> _Contents:
@@ -146,8 +175,7 @@ def _budgets(contents: _Contents) -> str:
         return f"<p>{escape_prose(f'Not evaluated yet: `{command}` fills this table.')}</p>"
     results = report["results"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "budget": lambda r: f"{r['budget']:g}",
-        "cost": lambda r: _spread(r["mean_cost"], r["cost_interval"]),
+        **_cost_columns(results[0]["budget"]),
         "return": lambda r: _spread(r["mean_return"], r["return_interval"]),
         "kept": lambda r: "yes" if r["passed"] else "no",
         "episodes over": lambda r: f"{r['over_budget']:.0%}",
@@ -176,6 +204,22 @@ def _budgets(contents: _Contents) -> str:
     return html_table(list(columns), rows) + f"<p class=note>{escape_text(note)}</p>"
 
 
+def _cost_columns(budget: Any) -> dict[str, Callable[[dict[str, Any]], str]]:
+    """Budget and cost; of several costs, a pair of columns each."""
+    if not isinstance(budget, dict):
+        return {
+            "budget": lambda r: f"{r['budget']:g}",
+            "cost": lambda r: _spread(r["mean_cost"], r["cost_interval"]),
+        }
+    found: dict[str, Callable[[dict[str, Any]], str]] = {}
+    for name in budget:
+        found[f"{name} budget"] = lambda r, name=name: f"{r['budget'][name]:g}"  # type: ignore[misc]
+        found[f"{name} cost"] = lambda r, name=name: _spread(  # type: ignore[misc]
+            r["mean_cost"][name], r["cost_interval"][name]
+        )
+    return found
+
+
 def _reset_seeds(report: dict[str, Any], result: dict[str, Any]) -> str:
     """The seeds that episodes were reset with; an entry that was added has its own."""
     first = result.get("seed", report["seed"])
@@ -185,22 +229,31 @@ def _reset_seeds(report: dict[str, Any], result: dict[str, Any]) -> str:
 def _pictures(contents: _Contents) -> str:
     if contents.results is None:
         return ""
-    outcomes = contents.agent.policy.outcomes
-    with page_style():
-        frontier = to_svg(
-            plot_frontier(outcomes.returns, outcomes.costs, contents.results, title="", size=_SIZE),
-            "frontier",
+    outcomes, figures = contents.agent.policy.outcomes, []
+    for name, costs, view in cost_views(outcomes, contents.results):
+        suffix, aside = (f": {name}", " Other costs are left aside.") if name else ("", "")
+        with page_style():
+            frontier = to_svg(
+                plot_frontier(outcomes.returns, costs, view, title="", size=_SIZE),
+                f"frontier{name}",
+            )
+            calibration = to_svg(plot_calibration(view, size=_SIZE), f"calibration{name}")
+        figures.append(
+            html_figure(
+                f"Frontier{suffix}",
+                f"One policy at each budget, on the return-cost plane of its training data.{aside}",
+                frontier,
+            )
         )
-        calibration = to_svg(plot_calibration(contents.results, size=_SIZE), "calibration")
-    return html_figure(
-        "Frontier",
-        "One policy at each budget, on the return-cost plane of its training data.",
-        frontier,
-    ) + html_figure(
-        "Calibration",
-        "What episodes cost over what they were allowed; below the line the budget is kept.",
-        calibration,
-    )
+        figures.append(
+            html_figure(
+                f"Calibration{suffix}",
+                "What episodes cost over what they were allowed; below the line the budget is "
+                "kept.",
+                calibration,
+            )
+        )
+    return "".join(figures)
 
 
 def _curves(contents: _Contents) -> str:
@@ -238,24 +291,28 @@ def _caption(log: list[dict[str, float]], names: Sequence[str]) -> str:
 
 def _data(contents: _Contents) -> str:
     agent, outcomes = contents.agent, contents.agent.policy.outcomes
-    weighting: dict[str, Any] = {}
+    weights, limits = None, [None] * len(outcomes.cost_names)
     if isinstance(agent, RCDT):
-        limit = agent.policy.cost_limit
-        raw = outcome_weights(outcomes, agent.config, limit)
-        weights = normalize_weights(raw, torch.ones_like(raw), agent.config.max_weight)
-        weighting = {"weights": weights.numpy(), "cost_limit": limit}
-    budgets = [r["budget"] for r in contents.results["results"]] if contents.results else []
-    with page_style():
-        figure = plot_return_cost(
-            outcomes.returns, outcomes.costs, **weighting, budgets=budgets, size=_SIZE
+        raw = outcome_weights(outcomes, agent.config, agent.policy.cost_limit)
+        weights = normalize_weights(raw, torch.ones_like(raw), agent.config.max_weight).numpy()
+        limits = np.ravel(agent.policy.cost_limit).tolist()
+    figures = []
+    views = cost_views(outcomes, contents.results)
+    for limit, (name, costs, view) in zip(limits, views, strict=True):
+        budgets = [r["budget"] for r in view.get("results", ())]
+        with page_style():
+            figure = plot_return_cost(
+                outcomes.returns, costs, weights, cost_limit=limit, budgets=budgets, size=_SIZE
+            )
+            scatter = to_svg(figure, f"data{name}")
+        caption = (
+            f"{len(outcomes):,} trajectories; returns {outcomes.returns.min():.4g} to "
+            f"{outcomes.returns.max():.4g}, {name or 'costs'} {costs.min():.4g} to "
+            f"{costs.max():.4g}."
         )
-        scatter = to_svg(figure, "data")
-    caption = (
-        f"{len(outcomes):,} trajectories; returns {outcomes.returns.min():.4g} to "
-        f"{outcomes.returns.max():.4g}, costs {outcomes.costs.min():.4g} to "
-        f"{outcomes.costs.max():.4g}."
-    )
-    return html_figure("Training data", caption, scatter)
+        title = f"Training data: {name}" if name else "Training data"
+        figures.append(html_figure(title, caption, scatter))
+    return "".join(figures)
 
 
 def _settings(options: RunOptions, config: BaseConfig) -> str:

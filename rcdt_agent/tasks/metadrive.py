@@ -76,6 +76,9 @@ SETTINGS = {
 }
 """The nine tasks by their short name: `easysparse` ... `harddense`."""
 
+COST_NAMES = ("crash", "out_of_road", "speed")
+"""Of `info["costs"]`, for an agent with a budget for each (`cost_key="costs"`)."""
+
 OBSERVATION_SIZE, ACTION_SIZE = 259, 2
 _LAST_ACTION = slice(5, 7)  # steering and throttle
 _CHECKPOINT_SIDE = [10, 15]  # how far the next two checkpoints lie to the side
@@ -159,7 +162,9 @@ class MetaDriveTask(gymnasium.Env[Float32Array, Float32Array]):
     """One task; made by `make_metadrive`.
 
     `info["cost"]` is 1 for a crash or for leaving the road, plus the `velocity_cost` and the
-    `proximity_cost` of the step. An episode terminates on arrival, crash or leaving the road, and
+    `proximity_cost` of the step. `info["costs"]` holds `COST_NAMES` apart: a crash, leaving the
+    road, and the `velocity_cost`; the rest, closeness, is at most 0.0001 a step. An episode
+    terminates on arrival, crash or leaving the road, and
     is truncated after 1000 steps. `simulator` is MetaDrive's own environment.
     """
 
@@ -211,6 +216,12 @@ class MetaDriveTask(gymnasium.Env[Float32Array, Float32Array]):
         obs = self._observation(obs)
         # 0.4.3 reports m/s where DSRL's fork reported km/h.
         info["velocity_cost"] = velocity_cost(3.6 * info["velocity"])
+        off_road = float(info["cost"]) if info["out_of_road"] else 0.0
+        info["costs"] = {
+            "crash": float(info["cost"]) - off_road,
+            "out_of_road": off_road,
+            "speed": info["velocity_cost"],
+        }
         info["proximity_cost"] = proximity_cost(float(obs[_LIDAR].min()))
         info["cost"] = float(info["cost"] + info["velocity_cost"] + info["proximity_cost"])
         terminated = bool(info["arrive_dest"] or info["crash"] or info["out_of_road"])

@@ -196,11 +196,18 @@ def optimal_return(cost_budget: float) -> float:
             fast = middle
 
 
-def record_drivers(episodes: int, *, seed: int = 0) -> dict[str, npt.NDArray[Any]]:
+def record_drivers(
+    episodes: int, *, seed: int = 0, heedless: float = 0.0
+) -> dict[str, npt.NDArray[Any]]:
     """Flat arrays, in DSRL's layout, of drivers of mixed quality, from timid to reckless.
 
     Each driver aims at a speed relative to the limit (from far below to 1 above), changes that aim
     now and then, looks ahead to the zone or does not, and has a trembling foot.
+
+    Args:
+        episodes: Drivers, >= 1.
+        seed: Of all that is drawn.
+        heedless: Share of drivers who do not see the zone at all.
     """
     if episodes < 1:
         raise InvalidArgumentError(f"`episodes` must be >= 1, got {episodes}.")
@@ -211,6 +218,7 @@ def record_drivers(episodes: int, *, seed: int = 0) -> dict[str, npt.NDArray[Any
     fickle = rng.uniform(0.0, 0.1, episodes)
     tremble = rng.choice([0.05, 0.2, 0.6], episodes)
     foresight = rng.choice([0, 2], episodes)
+    sees = rng.random(episodes) >= heedless if heedless else np.ones(episodes, dtype=np.bool_)
     rows: dict[str, list[npt.NDArray[Any]]] = {
         key: [] for key in ("observations", "actions", "rewards", "costs", "next_observations")
     }
@@ -218,6 +226,7 @@ def record_drivers(episodes: int, *, seed: int = 0) -> dict[str, npt.NDArray[Any
         aim = np.where(rng.random(episodes) < fickle, rng.uniform(-0.6, 1.0, episodes), aim)
         limit = limit_at(step, zone_start)
         seen = np.minimum(limit, limit_at(step + foresight, zone_start))
+        seen = np.where(sees, seen, OPEN_LIMIT)
         wish = (seen + aim - speed) / GRID + tremble * rng.standard_normal(episodes)
         action = np.clip(wish, -1.0, 1.0)
         rows["observations"].append(observe(speed, step, zone_start))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rcdt_agent._io import read_json, write_json
+from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.sources import DataSource
@@ -113,6 +114,7 @@ def prepare_data(
     label = name if variant is None else f"{name} {variant.replace(':', ' ')}"
     stem = folder / "data" / label.replace(" ", "-")
     whole = DataSource(task=task, file=source).read()
+    refuse_several(whole.cost_names, "A benchmark, or `rcdt tune`,")
     training, heldout = _cut(whole, variant), None
     if holdout:
         training, heldout = training.split(1 - holdout)
