@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,30 @@ def test_quickstart_is_the_readmes_code_and_runs(tmp_path):
     budgets = re.findall(r"budget (\d+): return (\S+), cost (\S+)", result.stdout)
     assert [budget for budget, _, _ in budgets] == ["5", "10", "20"]
     assert (tmp_path / "build" / "driver.zip").exists()
+
+
+def test_control_loop_keeps_its_rate(capsys):
+    started = time.perf_counter()
+    load("control_loop").main(total_steps=8, seconds=3.0)
+    assert time.perf_counter() - started >= 2.9
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("150 steps at 50 Hz: ")
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_metadrive_with_three_costs(tmp_path):
+    command = [sys.executable, ROOT / "examples" / "metadrive_three_costs.py"]
+    for arguments in (
+        ["--collect", "idm.hdf5", "--episodes", "2"],
+        ["--train", "idm.hdf5", "--steps", "3", "--episodes", "1"],
+    ):
+        result = subprocess.run(
+            [*command, *arguments], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+        assert result.returncode == 0, result.stderr
+    for name in ("crash", "out_of_road", "speed"):
+        assert f"{name} (budget)" in result.stdout
 
 
 @pytest.mark.parametrize(

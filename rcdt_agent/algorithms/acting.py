@@ -26,6 +26,8 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
     """Acts at the budget in force, in plain and in wrapped environments."""
 
     state_class = AgentState
+    cost_window: int | None = None
+    """Steps of the rolling window that the budget is for; None: it is for an episode."""
 
     @property
     @abstractmethod
@@ -129,9 +131,11 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             current = current.restart(episode_start)
         if current.follows_agent:
             current = current.with_targets(self.target_return, self.budget_row)
+            current = current.with_cost_window(self.cost_window, self.episode_length)
         if facts is not None:
             current = self._take_facts(current, facts, dropped=state is None)
-        self._warn_if_too_long(current, self.episode_length, depth=2)
+        if current.rolling is None:
+            self._warn_if_too_long(current, self.episode_length, depth=2)
         return self.act_on(current.push(obs), deterministic=deterministic)
 
     def _take_facts(self, state: AgentState, facts: Facts, *, dropped: bool) -> AgentState:

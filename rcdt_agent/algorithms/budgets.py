@@ -21,7 +21,7 @@ from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
-from rcdt_agent.costs import ONE_COST, CostBudget, by_name, refuse_several
+from rcdt_agent.costs import ONE_COST, CostBudget, budget_label, by_name, refuse_several
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
@@ -29,6 +29,9 @@ from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
+
+LONGEST_WINDOW = 1_000_000
+"""Steps of a rolling window: a state keeps a number for each of them."""
 
 
 class AnyBudget(EpisodeActing[PolicyT, ConfigT]):
@@ -142,28 +145,58 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             return self._auto_target(self.budget_row)
         return self.resolve_target(self.cost_budget, self._target_request)
 
-    def set_cost_budget(self, k: CostBudget, target_return: TargetReturn = "auto") -> None:
+    def set_cost_budget(
+        self, k: CostBudget, target_return: TargetReturn = "auto", *, per: int | None = None
+    ) -> None:
         """Say what an episode may cost from now on; also acts on episodes under way.
 
-        Only episodes whose budget was stated to `begin` or to a wrapper keep that one.
+        Only episodes whose budget was stated to `begin` keep that one.
 
         Args:
             k: The budget, >= 0; of several costs, one by name for each:
                 `{"collision": 5, "speeding": 20}`.
             target_return: `auto`, `paper` or a number.
+            per: The budget is one for every `per` steps in a row, for plants that never reset,
+                instead of one for an episode.
 
         Raises:
-            InvalidArgumentError: A number is outside its rule, or a cost is unknown or missing;
-                the budget in force stays.
+            InvalidArgumentError: A number is outside its rule, a cost is unknown or missing, or
+                `per` does not go with a target return or a calibration; the budget in force stays.
 
         Warns:
             UserWarning: The training data do not cover the request; once, with the numbers.
         """
         budget = check_cost_budget(k, self.cost_names if self.has_policy else None)
+        self._check_cost_window(per, target_return)
         if self.has_policy:
             row = check_budgets(budget, 1, self.cost_names)[0]
-            self._judge(row, self.resolve_target(budget, target_return))
+            if per is None:
+                self._judge(row, self.resolve_target(budget, target_return))
+            else:  # what an episode of the data would cost at that pace
+                row = row * self.episode_length / per
+                asked = f"{budget_label(budget)} per {per} steps"
+                meaning = f"{asked}, in an episode of {self.episode_length}: "
+                self._judge(row, self._auto_target(row), meaning)
         self._cost_budget, self._target_request = budget, target_return
+        self.cost_window = None if per is None else int(per)
+
+    def _check_cost_window(self, per: Any, target_return: TargetReturn) -> None:
+        """Refuse a rolling window that is none, or what does not go with one."""
+        if per is None:
+            return
+        whole = isinstance(per, int | np.integer) and not isinstance(per, bool)
+        if not whole or not 1 <= per <= LONGEST_WINDOW:
+            raise InvalidArgumentError(
+                f"`per` must be a whole number of steps from 1 to {LONGEST_WINDOW:,}, got {per!r}."
+            )
+        if target_return != "auto":
+            raise InvalidArgumentError(
+                "`target_return` cannot be stated with `per`: it would be that of an episode."
+            )
+        if self.has_policy and self.calibration is not None:
+            raise InvalidArgumentError(
+                "`per` cannot be used with a calibration, which was measured for whole episodes."
+            )
 
     def resolve_target(
         self, cost_budget: CostBudget, target_return: TargetReturn = "auto"
@@ -176,7 +209,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
 
     def judge_budget(self) -> None:
         """Warn if the training data do not cover the budget and target return in force."""
-        self.set_cost_budget(self.cost_budget, self._target_request)
+        self.set_cost_budget(self.cost_budget, self._target_request, per=self.cost_window)
 
     @property
     def cost_names(self) -> tuple[str, ...]:
@@ -206,11 +239,11 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         self._judge(budget_row, target)
         return target
 
-    def _judge(self, budget_row: npt.ArrayLike, target_return: float) -> None:
+    def _judge(self, budget_row: npt.ArrayLike, target_return: float, meaning: str = "") -> None:
         key = tuple(np.ravel(budget_row).tolist()), target_return
         if key not in self._judged:
             self._judged.add(key)
-            self.policy.conditioning.warn_if_uncovered(budget_row, target_return)
+            self.policy.conditioning.warn_if_uncovered(budget_row, target_return, meaning)
 
     # ------------------------------------------------------------ deployment
 
@@ -235,6 +268,11 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
 
     @calibration.setter
     def calibration(self, calibration: TokenCalibration | None) -> None:
+        if calibration is not None and self.cost_window is not None:
+            raise InvalidArgumentError(
+                "A calibration is for whole episodes, but the budget is for every "
+                f"{self.cost_window} steps: `set_cost_budget` without `per` first."
+            )
         self.policy.calibrate(calibration)
         self._forget_targets()
 
@@ -326,9 +364,16 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
 
     def settings_to_save(self) -> dict[str, Any]:
         """The budget in force and the request for a target return."""
-        return {**super().settings_to_save(), "target_return": self._target_request}
+        return {
+            **super().settings_to_save(),
+            "target_return": self._target_request,
+            "cost_window": self.cost_window,
+        }
 
     def load_settings(self, values: dict[str, Any]) -> None:
         """Take over the budget of a checkpoint."""
         super().load_settings(values)
         self._target_request = values["target_return"]
+        window = values.get("cost_window")  # files of earlier versions have none
+        self._check_cost_window(window, self._target_request)
+        self.cost_window = window

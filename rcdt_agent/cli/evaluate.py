@@ -43,7 +43,7 @@ def evaluate(
         seed: Episode e is reset with seed + e.
         output: JSON file for this evaluation alone; the run's report.json stays as it is.
     """
-    from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run
+    from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run, predict_latency
     from rcdt_agent.experiments.runs import Run, open_agent
 
     check_budgets(budgets)
@@ -62,6 +62,8 @@ def evaluate(
     if output is not None:
         echo(f"Report: {output}")
     echo(report.as_table())
+    median, slowest = predict_latency(loaded)
+    echo(f"predict, one environment: {median:.2f} ms (median), {slowest:.2f} ms (99th percentile)")
     return 0
 
 

@@ -135,17 +135,22 @@ class Conditioning:
         furthest ahead of its pace, decides about the return.
         """
         token = self.token(state.cost_budget)
-        left = token - state.total_cost
+        if state.rolling is not None:
+            left = state.rolling.allowance(token, state.total_cost)
+            pace = np.ones(state.n_envs, dtype=np.float32)  # it is part of the allowance
+        else:
+            left = token - state.total_cost
+            pace = self._pace(token, left, state.clock)
         exhausted = left <= 0 if left.ndim == 1 else (left <= 0).any(-1)
-        pace = self._pace(token, left, state.episode_steps - 1)
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
             left = np.maximum(left, np.float32(floor))
         target = state.target_return
         capped = exhausted if self.exhausted_mode and not self.replan else self.replan
-        if np.any(capped):
-            most = state.total_return + self._return_to_go(state.episode_steps - 1, left, pace)
+        if np.any(capped) or state.rolling is not None:
+            most = state.total_return + self._return_to_go(state.clock, left, pace)
             target = np.where(capped, np.minimum(target, most), target)
+            target = target if state.rolling is None else most  # an episode's says nothing here
         return target, state.total_cost + left
 
     def _return_to_go(
@@ -174,23 +179,31 @@ class Conditioning:
         share = np.divide(left, even, out=within, where=even > 0)
         return np.clip(share, 0.0, 1.0).astype(np.float32)
 
-    def warn_if_uncovered(self, cost_budget: npt.ArrayLike, target_return: float) -> None:
-        """Say aloud, with the numbers, when the data do not cover the request."""
+    def warn_if_uncovered(
+        self, cost_budget: npt.ArrayLike, target_return: float, meaning: str = ""
+    ) -> None:
+        """Say aloud, with the numbers, when the data do not cover the request.
+
+        Args:
+            cost_budget: What an episode may cost; (m,) of several costs.
+            target_return: What it is asked to return.
+            meaning: Said first: where the budget comes from.
+        """
         outcomes = self.outcomes
         budget = np.asarray(cost_budget, dtype=np.float64)
         asked = np.maximum(budget, self.token(cost_budget).astype(np.float64))
         best = outcomes.frontier.best_return(asked)
         if few := too_few_within(outcomes, asked):
-            warnings.warn(few, stacklevel=3)
+            warnings.warn(meaning + few, stacklevel=3)
         elif target_return > best + 1e-6 * abs(best):
             warnings.warn(
-                f"The target return {target_return:g} exceeds the best return {best:g} that any "
-                f"training trajectory reached within the {budget_text(asked, self.cost_names)}: "
+                f"{meaning}The target return {target_return:g} exceeds the best return {best:g} "
+                f"that any training trajectory reached within the {budget_text(asked, self.cost_names)}: "
                 f"the policy is asked for what nobody showed it.",
                 stacklevel=3,
             )
         if beyond := beyond_all_costs(outcomes, budget):
-            warnings.warn(beyond, stacklevel=3)
+            warnings.warn(meaning + beyond, stacklevel=3)
         if self.calibration is not None:
             self.calibration.warn_if_uncovered(float(budget))
 

@@ -266,7 +266,7 @@ class ConditionedPolicy(Policy):
     def _shielded(
         self, state: AgentState, policy: Gaussian, chosen: Tensor, left: Float32Array
     ) -> tuple[Tensor, BoolArray]:
-        steps = torch.from_numpy(state.episode_steps - 1).to(self.device)
+        steps = torch.from_numpy(state.clock).to(self.device)
         to_go = torch.from_numpy(left).to(self.device)
         shield = CriticShield(
             critics=self.critics,

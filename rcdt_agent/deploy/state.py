@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
 from rcdt_agent.costs import ONE_COST, in_order
+from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
 if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
@@ -58,6 +59,8 @@ class AgentState:
         follows_agent: Whether `set_cost_budget` on the agent applies to these episodes.
         use: Whether `predict` or `observe` has been called with a state of these episodes.
         cost_names: Of the costs, in the order of the last axis.
+        rolling: What the last steps cost, where the budget is one for a rolling window of steps;
+            None: it is one for an episode.
     """
 
     obs: Float32Array
@@ -75,6 +78,7 @@ class AgentState:
     follows_agent: bool = True
     use: StateUse = field(default_factory=StateUse)
     cost_names: tuple[str, ...] = ONE_COST
+    rolling: RollingWindow | None = None
 
     @classmethod
     def begin(
@@ -133,16 +137,30 @@ class AgentState:
     @property
     def cost_to_go(self) -> Float32Array:
         """(N,) or (N, m) what is left to spend; below zero once the budget is exceeded."""
+        if self.rolling is not None:
+            return self.cost_budget - self.rolling.spent(self.total_cost)
         return self.cost_budget - self.total_cost
 
+    @property
+    def clock(self) -> Int64Array:
+        """(N,) the step of an episode that the present tokens speak of."""
+        if self.rolling is not None:
+            return np.full(self.n_envs, self.rolling.clock, dtype=np.int64)
+        return self.episode_steps - 1
+
     def observe(
-        self, reward: npt.ArrayLike, cost: npt.ArrayLike | Mapping[str, npt.ArrayLike]
+        self,
+        reward: npt.ArrayLike,
+        cost: npt.ArrayLike | Mapping[str, npt.ArrayLike],
+        action: npt.ArrayLike | None = None,
     ) -> AgentState:
         """Tell the state what the last action earned and cost.
 
         Args:
             reward: A number, or (N,).
             cost: A number, or (N,), >= 0. Of several costs, such numbers by name, or (N, m).
+            action: What was done instead of what `predict` returned, of the same shape: by a
+                fallback, or by hand.
 
         Raises:
             StateError: No action is waiting for its outcome: it would be counted twice.
@@ -159,12 +177,23 @@ class AgentState:
                 "after each step, with that step's reward and cost."
             )
         self.use.used = True
+        state = self if action is None else self._with_action_done(action)
         return replace(
-            self,
+            state,
             total_return=self.total_return + earned,
             total_cost=self.total_cost + spent,
             awaiting=np.zeros_like(self.awaiting),
         )
+
+    def _with_action_done(self, action: npt.ArrayLike) -> AgentState:
+        """Note the actions that were really done at the present step."""
+        size = self.actions.shape[-1]
+        done = _floats(action)
+        if done.size != self.n_envs * size or not np.isfinite(done).all():
+            raise InvalidArgumentError(
+                f"`action` must be finite and of shape ({self.n_envs}, {size}), got {action!r}."
+            )
+        return self.with_action(done.reshape(self.n_envs, size), self.shielded)
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
@@ -192,6 +221,7 @@ class AgentState:
             total_cost=cleared(self.total_cost),
             awaiting=self.awaiting & keep,
             shielded=self.shielded & keep,
+            rolling=self.rolling.restart(keep) if self.rolling is not None else None,
         )
 
     def with_targets(self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike) -> AgentState:
@@ -204,6 +234,20 @@ class AgentState:
             target_return=np.broadcast_to(target, self.target_return.shape).copy(),
             cost_budget=np.broadcast_to(budget, self.cost_budget.shape).copy(),
         )
+
+    def with_cost_window(self, steps: int | None, episode_length: int) -> AgentState:
+        """The same episodes with budgets for every `steps` steps; None: for the whole episode.
+
+        Args:
+            steps: Of the rolling window. What was spent before it is first asked for counts until
+                that many steps have passed.
+            episode_length: Of the training data.
+        """
+        present = self.rolling.steps if self.rolling is not None else None
+        if present == steps:
+            return self
+        rolling = steps and RollingWindow.begin(self.total_cost, steps, episode_length)
+        return replace(self, rolling=rolling or None)
 
     def with_own_targets(
         self, target_return: npt.ArrayLike, cost_budget: npt.ArrayLike
@@ -267,6 +311,7 @@ class AgentState:
             earned=shifted(self.earned, self.total_return),
             spent=shifted(self.spent, self.total_cost),
             steps=self.steps + 1,
+            rolling=self.rolling.push(self.total_cost) if self.rolling is not None else None,
         )
 
     def with_action(self, actions: Float32Array, shielded: BoolArray | None = None) -> AgentState:
@@ -293,6 +338,9 @@ class AgentState:
     def timesteps(self) -> Int64Array:
         """(N, K) place of each step of the window in its episode; zero for padding."""
         length = self.obs.shape[1]
+        if self.rolling is not None:
+            ages = self.position[:, None] - np.arange(length)
+            return np.asarray(np.maximum(self.rolling.clock - ages, 0) * (ages >= 0))
         offsets = (self.skipped + np.maximum(self.steps - length, 0))[:, None]
         places = np.arange(length)
         return np.asarray((offsets + places) * (places <= self.position[:, None]), dtype=np.int64)

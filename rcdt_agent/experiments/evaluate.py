@@ -5,16 +5,40 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rcdt_agent._io import read_json, write_text
+from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.experiments.sources import AnyAlgorithm
 from rcdt_agent.tasks.registry import get_task
+
+
+def predict_latency(agent: AnyAlgorithm, n_steps: int = 300) -> tuple[float, float]:
+    """Median and 99th percentile, in milliseconds, of `predict` for one environment.
+
+    The observation is that of no task: zeros. The first tenth of the calls is not counted.
+    """
+    space = agent.observation_space
+    assert space is not None
+    obs = np.zeros(space.shape or (), dtype=np.float32)
+    state, times = None, []
+    for _ in range(n_steps):
+        started = time.perf_counter()
+        _, state = agent.predict(obs, state)
+        times.append(time.perf_counter() - started)
+        if isinstance(state, AgentState):
+            cost: Any = np.zeros_like(state.total_cost)
+            state = state.observe(0.0, cost).restart([state.episode_steps[0] >= 50])
+    median, slowest = np.percentile(times[n_steps // 10 :], [50, 99])
+    return 1e3 * float(median), 1e3 * float(slowest)
 
 
 @dataclass(frozen=True, kw_only=True)
