@@ -198,8 +198,9 @@ class Conditioning:
         elif target_return > best + 1e-6 * abs(best):
             warnings.warn(
                 f"{meaning}The target return {target_return:g} exceeds the best return {best:g} "
-                f"that any training trajectory reached within the {budget_text(asked, self.cost_names)}: "
-                f"the policy is asked for what nobody showed it.",
+                f"that any training trajectory reached within the "
+                f"{budget_text(asked, self.cost_names)}: the policy is asked for what nobody "
+                f"showed it.",
                 stacklevel=3,
             )
         if beyond := beyond_all_costs(outcomes, budget):
