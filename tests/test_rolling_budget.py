@@ -189,5 +189,5 @@ def test_an_endless_plant_keeps_every_window():
         sums = np.convolve(costs, np.ones(per), "valid")
         shares.append(sums.mean() / budget)
         print(per, budget, sums.mean(), sums.max())
-        assert sums.max() <= 1.1 * budget
-    assert min(shares) >= 0.5
+        assert sums.max() <= budget
+    assert min(shares) >= 0.7
