@@ -70,7 +70,11 @@ def test_what_the_file_knows(exported):
     agent = RCDT.load(exported / "agent.zip")
     agent.set_cost_budget(12.0)
     assert known["format_version"] == 2
-    assert known["settings"] == {"cost_budget": 12.0, "target_return": "auto"}
+    assert known["settings"] == {
+        "cost_budget": 12.0,
+        "target_return": "auto",
+        "cost_window": None,
+    }
     assert Config.from_dict(known["config"]) == agent.config
     assert known["conditioning"] == agent.policy.conditioning.to_dict()
     assert known["episode_length"] == agent.policy.episode_length
