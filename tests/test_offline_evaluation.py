@@ -9,6 +9,7 @@ import pytest
 
 from rcdt_agent import BC, RCDT, TrajectoryDataset
 from rcdt_agent.algorithms.recorded import actions_along
+from rcdt_agent.cli import run_command
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.fitted_q import FQEConfig
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
@@ -118,3 +119,16 @@ def test_same_seed_same_report_and_json(agent, drivers, tmp_path):
     assert json.loads(text) == values
     assert values["results"][1]["budget"] == 20 and values["passed"] == first.passed
     assert "not roll-outs" in values["limits"] and "not roll-outs" in first.as_table()
+
+
+def test_the_command_line_estimates_from_a_file(agent, drivers, tmp_path, capsys):
+    agent.save(tmp_path / "agent.zip")
+    drivers.to_hdf5(tmp_path / "data.hdf5")
+    saved, data = str(tmp_path / "agent.zip"), str(tmp_path / "data.hdf5")
+    command = ["evaluate", saved, "--offline", data, "--budgets", "5", "20"]
+    assert run_command([*command, "--output", str(tmp_path / "out.json")]) == 0
+    assert "Held-out check, cost" in capsys.readouterr().out
+    assert [r["budget"] for r in json.loads((tmp_path / "out.json").read_text())["results"]] == [
+        5,
+        20,
+    ]
