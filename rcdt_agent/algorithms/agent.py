@@ -31,7 +31,9 @@ from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.tasks.registry import Task
 
 if TYPE_CHECKING:
+    from rcdt_agent.data.readers import AnyData
     from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource
+    from rcdt_agent.offline_evaluation import OfflineReport
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
@@ -322,3 +324,11 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         from rcdt_agent.evaluation import evaluate_budgets
 
         return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
+
+    def evaluate_offline(
+        self, dataset: AnyData, budgets: Budgets = None, *, seed: int = 0, **kwargs: Any
+    ) -> OfflineReport:
+        """Estimate return and costs from logged data; see `rcdt_agent.offline_evaluation`."""
+        from rcdt_agent.offline_evaluation import evaluate_offline
+
+        return evaluate_offline(self, dataset, budgets, seed=seed, **kwargs)

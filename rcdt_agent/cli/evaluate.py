@@ -28,11 +28,13 @@ def evaluate(
     episodes: int = 20,
     seed: int = 0,
     output: OptionalPath = None,
+    offline: OptionalPath = None,
 ) -> int:
     """Roll a trained agent out at every cost budget and print the table.
 
     The results are added to the run's report.json: a budget that was measured before is replaced,
-    the others stay.
+    the others stay. With --offline nothing is rolled out: return and cost are estimated from logged
+    data by fitted Q evaluation, and the report stays as it is.
 
     Args:
         agent: A run folder or a checkpoint.
@@ -42,6 +44,7 @@ def evaluate(
         episodes: Episodes a budget.
         seed: Episode e is reset with seed + e.
         output: JSON file for this evaluation alone; the run's report.json stays as it is.
+        offline: Dataset to estimate from, instead of rolling out.
     """
     from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run, predict_latency
     from rcdt_agent.experiments.runs import Run, open_agent
@@ -51,7 +54,16 @@ def evaluate(
     if budgets and cost_budgets:
         raise InvalidArgumentError("Give either `--budgets` or `--cost-budgets`, not both.")
     named = tuple(parse_budget(text) for text in cost_budgets)
+    if offline is not None and env is not None:
+        raise InvalidArgumentError("Give either `--offline` or `--env`, not both.")
     loaded = open_agent(agent)
+    if offline is not None:
+        estimate = loaded.evaluate_offline(offline, budgets or named or None, seed=seed)
+        if output is not None:
+            estimate.to_json(output)
+            echo(f"Report: {output}")
+        echo(estimate.as_table())
+        return 0
     report = evaluate_run(
         loaded, env, budgets=budgets or named or None, n_episodes=episodes, seed=seed
     )

@@ -1,0 +1,352 @@
+"""Fitted Q evaluation of an agent at every budget, and the report of it: no simulator is needed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rcdt_agent._io import write_text
+from rcdt_agent._types import Float32Array, Float64Array, Int64Array
+from rcdt_agent.costs import budget_label, by_name
+from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.readers import AnyData, as_dataset
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.evaluation import Budgets, task_budgets
+from rcdt_agent.fitted_q import FQEConfig, LoggedSteps, fitted_q_values
+from rcdt_agent.stats import N_RESAMPLES, interval
+
+if TYPE_CHECKING:
+    from rcdt_agent.algorithms.agent import Agent
+
+FEWEST = 10
+"""Trajectories that an estimate needs."""
+LIMITS = (
+    "Fitted Q estimates, not roll-outs. The intervals are bootstrap intervals over trajectories: "
+    "they do not contain the bias of the fit, which grows with the distance of the agent's actions "
+    "from the recorded ones and with the horizon. Estimates rank policies better than they measure "
+    "them; a budget is kept for sure only where it was measured."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineResult:
+    """What the data say of one budget. Of several costs, everything about cost is by name.
+
+    Attributes:
+        budget: The cost budget.
+        target_return: The return that was asked for; None of an algorithm that is not asked.
+        mean_return: Estimate of the mean return of an episode.
+        mean_cost: Estimate of the mean cost of an episode.
+        return_interval: 95 % bootstrap interval of `mean_return` over trajectories.
+        cost_interval: 95 % bootstrap interval of `mean_cost` over trajectories.
+        passed: Estimated mean cost <= budget; of several costs, of every one.
+        action_gap: Root mean square distance of the agent's actions from the recorded ones, in
+            deviations of the recorded ones. Near 1.4, they are as good as unrelated.
+    """
+
+    budget: Any
+    target_return: float | None
+    mean_return: float
+    mean_cost: Any
+    return_interval: tuple[float, float]
+    cost_interval: Any
+    passed: bool
+    action_gap: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutCheck:
+    """The same fit for the behaviour in the data, whose sums are known, on held-out trajectories.
+
+    Attributes:
+        recorded: Mean recorded sum of an episode.
+        estimate: Its fitted Q estimate.
+        error: `estimate` - `recorded`, as a share of the recorded sums' deviation.
+        rmse: Root mean square error over trajectories.
+        deviation: Of the recorded sums over trajectories: the rmse of a constant.
+    """
+
+    recorded: float
+    estimate: float
+    error: float
+    rmse: float
+    deviation: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfflineReport:
+    """An agent's estimates at every budget.
+
+    Attributes:
+        dataset: Name of the data.
+        seed: Of the split, the resamples and the random features.
+        trajectories: Fitted on.
+        held_out: Trajectories whose initial states were valued, and that no fit saw.
+        horizon: Steps of an episode.
+        results: One entry a budget, in the order asked for.
+        check: Of `return` and each cost: how well the fit does on the data's own behaviour.
+        limits: What the estimates are not.
+    """
+
+    dataset: str
+    seed: int
+    trajectories: int
+    held_out: int
+    horizon: int
+    results: tuple[OfflineResult, ...]
+    check: dict[str, HeldOutCheck] = field(default_factory=dict)
+    limits: str = LIMITS
+
+    @property
+    def passed(self) -> bool:
+        """Whether every budget is kept on average, as far as the data can tell."""
+        return all(result.passed for result in self.results)
+
+    def as_table(self) -> str:
+        """A plain-text table, the held-out check and the limits."""
+        names = [name for name in self.check if name != "return"]
+        labels = [budget_label(r.budget) for r in self.results]
+        width = max(8, *map(len, labels))
+        columns = ["return", *names]
+        head = f"{'budget':>{width}}" + "".join(f" {f'{name} [95 %]':>30}" for name in columns)
+        lines = [f"{head} {'kept':>5} {'action gap':>11}"]
+        for label, r in zip(labels, self.results, strict=True):
+            several = isinstance(r.mean_cost, Mapping)
+            costs = r.mean_cost.values() if several else [r.mean_cost]
+            ranges = r.cost_interval.values() if several else [r.cost_interval]
+            cells = zip([r.mean_return, *costs], [r.return_interval, *ranges], strict=True)
+            line = f"{label:>{width}}"
+            for mean, (low, high) in cells:
+                line += f" {f'{mean:.2f} [{low:.2f}, {high:.2f}]':>30}"
+            lines.append(f"{line} {'yes' if r.passed else 'no':>5} {r.action_gap:>11.2f}")
+        lines += [
+            f"Held-out check, {name}: the data's behaviour {c.recorded:.2f}, estimated "
+            f"{c.estimate:.2f} (rmse {c.rmse:.2f}, of a constant {c.deviation:.2f})."
+            for name, c in self.check.items()
+        ]
+        lines.append(
+            f"{self.dataset}: fitted on {self.trajectories} trajectories, {self.held_out} held "
+            f"out, {self.horizon} steps, seed {self.seed}."
+        )
+        return "\n".join([*lines, self.limits])
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The whole report as JSON, also written to `path` if given."""
+        text = json.dumps({**asdict(self), "passed": self.passed}, indent=2)
+        if path is not None:
+            write_text(Path(path), text + "\n")
+        return text
+
+
+def evaluate_offline(
+    agent: Agent[Any, Any],
+    dataset: AnyData,
+    budgets: Budgets = None,
+    *,
+    seed: int = 0,
+    target_return: Any = "auto",
+    deterministic: bool = True,
+    config: FQEConfig | None = None,
+) -> OfflineReport:
+    """Estimate return and costs of an agent at every budget from logged trajectories.
+
+    The agent is led along every recorded trajectory, with what was recorded so far, and asked for
+    its action; fitted Q evaluation then values these actions. See `rcdt_agent.fitted_q`.
+
+    Args:
+        agent: Any trained algorithm; one that knows no budget is valued once for all.
+        dataset: Trajectories, as `learn` takes them; best such as the agent was not trained on.
+        budgets: Cost budgets, or one; default: those of the agent's task. Of several costs, dicts
+            by name.
+        seed: Of the split, the resamples and the random features.
+        target_return: `auto`, `paper` or a number, for all budgets.
+        deterministic: Value the most likely action; otherwise one sampled at each step.
+        config: Settings of the fit.
+
+    Raises:
+        DatasetError: The data are not the agent's, or too few.
+        InvalidArgumentError: A budget is outside its rule, or names an unknown cost.
+    """
+    from rcdt_agent.algorithms.held_out import held_out_trajectories
+
+    config = config or FQEConfig()
+    data = as_dataset(dataset)
+    data.check_sizes(
+        agent.policy.normalizer.obs_mean.numel(),
+        agent.policy.normalizer.action_low.numel(),
+        "the agent's",
+    )
+    agent.check_costs(data)
+    if len(data) < FEWEST:
+        raise DatasetError(
+            f"{data.name}: an estimate needs at least {FEWEST} trajectories, got {len(data)}."
+        )
+    asked = task_budgets(agent, budgets)
+    if not len(asked):
+        raise InvalidArgumentError("`budgets` must not be empty.")
+    targets = [agent.resolve_target(budget, target_return) for budget in asked]
+    served = list(zip(asked, targets, strict=True))
+    if agent.budgets != "any":
+        served = served[:1]
+    walks = [_walk(agent, data, budget, target, deterministic, seed) for budget, target in served]
+    held_out = held_out_trajectories(len(data), config.holdout, seed)
+    steps, begin, begin_actions = _logged(data, walks, tells_spent=agent.budgets == "any")
+    fitted = torch.from_numpy(~held_out)
+    fit_steps = steps.select((fitted[steps.trajectories] & _usable(data)).nonzero()[:, 0])
+    valued = fitted.logical_not()
+    values = fitted_q_values(
+        fit_steps, begin[valued], begin_actions[:, valued], config, seed
+    ).numpy()
+    sums = np.column_stack((data.episode_returns, data.episode_costs))[held_out]
+    names = data.cost_names
+    results = tuple(
+        _result(budget, target, values[:, p], names, seed, _gap(walks[p][0], data.actions))
+        for i, (budget, target) in enumerate(zip(asked, targets, strict=True))
+        for p in [min(i, len(walks) - 1)]
+    )
+    return OfflineReport(
+        dataset=data.name,
+        seed=seed,
+        trajectories=int(fitted.sum()),
+        held_out=int(held_out.sum()),
+        horizon=int(data.lengths.max()),
+        results=results,
+        check={
+            name: _check(values[:, -1, :, j].mean(0), sums[:, j].astype(np.float64))
+            for j, name in enumerate(("return", *names))
+        },
+    )
+
+
+def _walk(
+    agent: Agent[Any, Any],
+    data: TrajectoryDataset,
+    budget: Any,
+    target: float | None,
+    deterministic: bool,
+    seed: int,
+) -> tuple[Float32Array, Float32Array]:
+    """`actions_along`, with noise that repeats; the agent's own noise goes on as if unused."""
+    from rcdt_agent.algorithms.recorded import actions_along
+
+    before = agent.acting_generator.get_state()
+    agent.acting_generator.manual_seed(seed)
+    try:
+        return actions_along(agent, data, budget, target, deterministic=deterministic)
+    finally:
+        agent.acting_generator.set_state(before)
+
+
+def _usable(data: TrajectoryDataset) -> Tensor:
+    """(N,) all steps but those that were cut off without an observation of what followed."""
+    usable = np.ones(data.n_transitions, dtype=np.bool_)
+    cut = ~data.terminated & ~data.final_known & (data.lengths < data.lengths.max())
+    usable[data.offsets[1:][cut] - 1] = False
+    return torch.from_numpy(usable)
+
+
+def _logged(
+    data: TrajectoryDataset,
+    walks: Sequence[tuple[Float32Array, Float32Array]],
+    *,
+    tells_spent: bool,
+) -> tuple[LoggedSteps, Tensor, Tensor]:
+    """The steps, with the actions of each walk and last the recorded ones; start states, actions.
+
+    Args:
+        data: Trajectories.
+        walks: Actions of each policy, from `actions_along`.
+        tells_spent: Whether policies act on what was earned and spent, so that values depend on it.
+    """
+    first, lengths = data.offsets[:-1], data.lengths
+    times = np.arange(data.n_transitions) - np.repeat(first, lengths)
+    signals = np.column_stack((data.rewards, data.costs)).astype(np.float32)
+    to_go = np.column_stack((data.returns_to_go, data.costs_to_go)).astype(np.float32)
+    total = np.repeat(to_go[first], lengths, axis=0)
+    last = data.offsets[1:] - 1
+
+    def states(obs: Float32Array, time: Int64Array, so_far: Float32Array) -> Float32Array:
+        parts = (obs, time[:, None], so_far) if tells_spent else (obs, time[:, None])
+        return np.asarray(np.concatenate(parts, axis=1), dtype=np.float32)
+
+    def ahead(values: Float32Array, final: Float32Array) -> Float32Array:
+        shifted: Float32Array = np.concatenate((values[1:], values[:1]))
+        shifted[last] = final
+        return shifted
+
+    so_far = total - to_go
+    present = states(data.observations, times, so_far)
+    next_obs = ahead(data.observations, data.final_observations)
+    recorded = (data.actions, data.actions[last])  # the last action again, where one is needed
+    longest = lengths == lengths.max()
+    follows = np.ones(data.n_transitions, dtype=np.bool_)
+    follows[last] = ~data.terminated & ~longest
+    everyone = [*walks, recorded]
+    steps = LoggedSteps(
+        states=torch.from_numpy(present),
+        actions=torch.from_numpy(np.array(data.actions)),
+        signals=torch.from_numpy(signals),
+        next_states=torch.from_numpy(states(next_obs, times + 1, so_far + signals)),
+        next_actions=torch.from_numpy(np.stack([ahead(a, final) for a, final in everyone])),
+        follows=torch.from_numpy(follows),
+        times=torch.from_numpy(times),
+        trajectories=torch.from_numpy(np.repeat(np.arange(len(data)), lengths)),
+        to_go=torch.from_numpy(to_go),
+    )
+    begin_actions = torch.from_numpy(np.stack([actions[first] for actions, _ in everyone]))
+    return steps, torch.from_numpy(present[first]), begin_actions
+
+
+def _gap(actions: Float32Array, recorded: Float32Array) -> float:
+    deviation = np.maximum(recorded.std(0), 1e-6)
+    return float(np.sqrt(np.mean(np.square((actions - recorded) / deviation))))
+
+
+def _result(
+    budget: Any,
+    target: float | None,
+    values: Float64Array,
+    names: Sequence[str],
+    seed: int,
+    gap: float,
+) -> OfflineResult:
+    """Of values (members, M, S): each resample draws a member and M trajectories."""
+    n_members, n, _ = values.shape
+    rng = np.random.default_rng(seed)
+    members = rng.integers(0, n_members, N_RESAMPLES)
+    drawn = rng.integers(0, n, (N_RESAMPLES, n))
+    resampled = values.astype(np.float64)[members[:, None], drawn].mean(1)
+    means = values.astype(np.float64).mean((0, 1))
+    ranges = [interval(resampled[:, j]) for j in range(len(means))]
+    several = len(names) > 1
+    costs = by_name(means[1:] if several else means[1], names)
+    kept = [costs[name] <= budget[name] for name in names] if several else [costs <= budget]
+    return OfflineResult(
+        budget=budget,
+        target_return=target,
+        mean_return=float(means[0]),
+        mean_cost=costs,
+        return_interval=ranges[0],
+        cost_interval=dict(zip(names, ranges[1:], strict=True)) if several else ranges[1],
+        passed=bool(all(kept)),
+        action_gap=gap,
+    )
+
+
+def _check(estimates: Float64Array, recorded: Float64Array) -> HeldOutCheck:
+    deviation = float(recorded.std())
+    error = float(estimates.mean() - recorded.mean())
+    return HeldOutCheck(
+        recorded=float(recorded.mean()),
+        estimate=float(estimates.mean()),
+        error=error / deviation if deviation > 0 else error,
+        rmse=float(np.sqrt(np.mean((estimates - recorded) ** 2))),
+        deviation=deviation,
+    )
