@@ -30,7 +30,7 @@ FORMAT_VERSION = 2
 META, TENSORS = "meta.json", "tensors.safetensors"
 SPACE_DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
-    "uint32", "uint64",
+    "uint32", "uint64", "bool",
 )  # fmt: skip
 
 

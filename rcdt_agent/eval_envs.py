@@ -10,9 +10,10 @@ import gymnasium as gym
 from stable_baselines3.common.vec_env import VecEnv
 
 from rcdt_agent.costs import ONE_COST
-from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION
+from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
 from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
 from rcdt_agent.tasks.simulators import make_env
 
@@ -29,6 +30,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Resets with the next seed of a list, however the vector environment resets.
 
     An agent's wrapper within is looked through: an evaluation counts rewards and costs itself.
+    Observations other than arrays become flat rows, which every vector environment takes.
     """
 
     def __init__(
@@ -42,9 +44,12 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         """Use up `seeds`, one per reset; afterwards resets are not seeded."""
         super().__init__(env)
         space = env.observation_space
-        self._wrapped = isinstance(space, gym.spaces.Dict) and {*FACTS} <= set(space.spaces)
+        self._wrapped = isinstance(space, gym.spaces.Dict) and has_facts(space.spaces)
         if self._wrapped:
-            self.observation_space = space[OBSERVATION]  # type: ignore[index]
+            space = self.observation_space = space[OBSERVATION]  # type: ignore[index]
+        self._layout = ObservationLayout.of(space)
+        if self._layout is not None:
+            self.observation_space = self._layout.flat_space
         self._seeds = list(seeds)
         self._cost_key, self._cost_fn, self._cost_names = cost_key, cost_fn, cost_names
         self._obs: Any = None
@@ -77,7 +82,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         own = self._seeds.pop(0) if self._seeds else None
         obs, info = self.env.reset(seed=own, options=options)
         self._obs = self._plain(obs)
-        return self._obs, info
+        return self._row(), info
 
     def step(self, action: Any) -> Any:
         """Five values, the cost in `info`."""
@@ -90,7 +95,10 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             action=action,
             cost_names=self._cost_names,
         )
-        return self._obs, reward, terminated, truncated, info
+        return self._row(), reward, terminated, truncated, info
+
+    def _row(self) -> Any:
+        return self._obs if self._layout is None else self._layout.row(self._obs)
 
     def _plain(self, observation: Any) -> Any:
         return observation[OBSERVATION] if self._wrapped else observation

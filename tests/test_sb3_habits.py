@@ -43,8 +43,8 @@ def test_two_names_of_the_steps_are_not_given_at_once(drivers):
 @pytest.mark.parametrize(
     ("name", "space", "rule"),
     [
-        ("observation_space", gym.spaces.Dict({"x": gym.spaces.Discrete(2)}), "must be a Box"),
-        ("observation_space", gym.spaces.Discrete(4), "FlattenObservation"),
+        ("observation_space", gym.spaces.Dict({"x": gym.spaces.Text(2)}), "must be a Box"),
+        ("observation_space", gym.spaces.Text(4), "must be a Box"),
         ("action_space", gym.spaces.Discrete(3), "must be a bounded Box"),
         ("action_space", gym.spaces.MultiDiscrete([3, 2]), "must be a bounded Box"),
         ("action_space", gym.spaces.Box(-np.inf, np.inf, (1,)), "must be a bounded Box"),
@@ -215,7 +215,7 @@ def test_spaces_without_an_environment():
     with pytest.raises(InvalidArgumentError, match="either `env` or its spaces"):
         RCDT(gym.make(ENV_ID), action_space=space)
     with pytest.raises(InvalidArgumentError, match="`observation_space` must be a Box"):
-        RCDT(observation_space=gym.spaces.Discrete(3))
+        RCDT(observation_space=gym.spaces.Text(3))
 
 
 def test_auto_preset_is_said_once(drivers, capsys, caplog):

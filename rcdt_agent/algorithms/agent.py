@@ -28,6 +28,7 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts, split_facts
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import Task
 
 if TYPE_CHECKING:
@@ -178,7 +179,9 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     def adopt(self, policy: PolicyT) -> None:
         """Act with this policy from here on, and train it further."""
         self._policy = policy.to(self.device)
-        self.observation_space, self.action_space = policy.observation_space, policy.action_space
+        layout = policy.layout
+        self.observation_space = layout.space if layout else policy.observation_space
+        self.action_space = policy.action_space
 
     @property
     def has_policy(self) -> bool:
@@ -219,6 +222,12 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse spaces whose sizes are not the agent's."""
         if self._policy is not None:
+            layout, own_layout = ObservationLayout.of(observation), self._policy.layout
+            if layout and own_layout and layout.parts != own_layout.parts:
+                raise InvalidArgumentError(
+                    f"The environment's observation has the parts {layout.parts}, the agent's "
+                    f"has {own_layout.parts}."
+                )
             for name, space, own in (
                 ("observation", observation, self._policy.observation_space),
                 ("action", action, self._policy.action_space),
@@ -256,7 +265,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             raise InvalidArgumentError(
                 f"`state` must be what the last `predict` returned, or None, got {state!r}."
             )
-        plain, facts = split_facts(observation, self.cost_names)
+        plain, facts = split_facts(observation, self.cost_names, policy.layout)
         if np.size(plain) == 0:
             raise InvalidArgumentError(
                 f"`observation` must hold at least one observation, got shape {np.shape(plain)}."

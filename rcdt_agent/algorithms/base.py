@@ -34,6 +34,7 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
 from rcdt_agent.normalizer import check_action_space, data_action_space
+from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import get_task
 
@@ -124,13 +125,17 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             self._build(data)
 
     def _build(self, dataset: TrajectoryDataset) -> None:
-        observation = self.observation_space or _unbounded(dataset.observation_size)
+        layout = dataset.layout
+        if self.observation_space is not None:
+            layout = ObservationLayout.of(self.observation_space) or layout
+        observation = self.observation_space
         if not isinstance(observation, gym.spaces.Box):
-            raise InvalidArgumentError(f"`observation_space` must be a Box, got {observation}.")
+            observation = layout.flat_space if layout else _unbounded(dataset.observation_size)
         action = check_action_space(self.action_space or data_action_space(dataset))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             policy = self.build_policy(dataset, observation, action)
+            policy.layout = layout
             self.training.torch_rng = torch.get_rng_state()
         self.adopt(policy)
 

@@ -27,6 +27,7 @@ from rcdt_agent.checkpoint import (
     write_checkpoint,
 )
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import get_task
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def write_agent(
             "observation": space_to_dict(policy.observation_space),
             "action": space_to_dict(policy.action_space),
         },
+        "observation_layout": policy.layout.to_json() if policy.layout else None,
         "settings": agent.settings_to_save(),
         "task": agent.task.id if agent.task else None,
         "num_timesteps": agent.num_timesteps,
@@ -144,6 +146,9 @@ def _restore(agent: SavedAgent[Any, Any], meta: dict[str, Any], tensors: dict[st
         raise CheckpointError(f"{n_layers} layers, but few weights")
     policy = load_module(lambda: agent.restore_policy(meta["policy"], *spaces), state["policy"])
     policy.normalizer.check()
+    if meta.get("observation_layout") is not None:
+        size = policy.normalizer.obs_mean.numel()
+        policy.layout = ObservationLayout.from_json(meta["observation_layout"], size)
     agent.adopt(policy)
     agent.training.store(state["training"])
     agent.load_settings(meta["settings"])

@@ -14,8 +14,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent import distributed
+from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.normalizer import check_action_space
+from rcdt_agent.observations import FlatObservation, ObservationLayout, is_nested
 
 Env = gym.Env[Any, Any]
 
@@ -43,11 +45,8 @@ def check_supported(observation: gym.Space[Any] | None, action: gym.Space[Any] |
     Raises:
         InvalidArgumentError: Names the space, the rule and what to do.
     """
-    if observation is not None and not isinstance(observation, gym.spaces.Box):
-        raise InvalidArgumentError(
-            f"`observation_space` must be a Box, got {observation}. "
-            f"`gymnasium.wrappers.FlattenObservation` turns others into one."
-        )
+    if observation is not None:
+        ObservationLayout.of(observation)
     if action is not None:
         check_action_space(action)
 
@@ -110,7 +109,7 @@ class SB3Interface(ABC):
         if self._env is not None or observation is None or action is None:
             yield
             return
-        shown = self._env = DummyVecEnv([lambda: NoEnvironment(observation, action)])
+        shown = self._env = _vector(NoEnvironment(observation, action))
         try:
             yield
         finally:
@@ -133,13 +132,12 @@ class SB3Interface(ABC):
             InvalidArgumentError: Not an environment, or of spaces that are not supported.
         """
         self.check_env(env)
-        vec_env: VecEnv = env if isinstance(env, VecEnv) else DummyVecEnv([lambda: env])
-        observation, action = vec_env.observation_space, vec_env.action_space
-        if isinstance(observation, gym.spaces.Dict) and "observation" in observation.spaces:
-            observation = observation["observation"]
+        observation, action = env.observation_space, env.action_space
+        if isinstance(observation, gym.spaces.Dict) and has_facts(observation.spaces):
+            observation = observation[OBSERVATION]
         check_supported(observation, action)
         self.check_spaces(observation, action)
-        self._env = vec_env
+        self._env = env if isinstance(env, VecEnv) else _vector(env)
         self.observation_space = self.observation_space or observation
         self.action_space = self.action_space or action
 
@@ -186,6 +184,11 @@ class SB3Interface(ABC):
             _check_weights(name, values, modules[name].state_dict(), exact_match)
         for name, values in given.items():
             modules[name].load_state_dict(values, strict=exact_match)
+
+
+def _vector(env: Env) -> VecEnv:
+    """One environment as a vector environment, which takes no Dict within a Dict."""
+    return DummyVecEnv([lambda: FlatObservation(env) if is_nested(env.observation_space) else env])
 
 
 def _check_weights(

@@ -17,6 +17,7 @@ from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +35,8 @@ class Trajectory:
     terminated: bool
     truncated: bool
     cost_names: tuple[str, ...] = ONE_COST
+    layout: ObservationLayout | None = None
+    """Of Dict, Tuple and discrete observations, which are recorded flat."""
 
     def __len__(self) -> int:
         """Number of steps."""
@@ -70,7 +73,8 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         """Wrap an environment.
 
         Args:
-            env: Observations and actions must be boxes of rank 1.
+            env: Actions must be a box of rank 1, and so must observations; or Dict, Tuple or
+                discrete ones, which are recorded flat.
             sink: Receives each finished trajectory, for example `TrajectoryStore(...).append`. By
                 default they are kept in `trajectories`.
             cost_key: Where in `info` the cost is (five-value steps).
@@ -82,7 +86,9 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
             InvalidArgumentError: A space is not a box of rank 1.
         """
         super().__init__(env)
-        spaces = {"observation": env.observation_space, "action": env.action_space}
+        self._layout = ObservationLayout.of(env.observation_space)
+        seen = self._layout.flat_space if self._layout else env.observation_space
+        spaces = {"observation": seen, "action": env.action_space}
         for name, space in spaces.items():
             if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
                 raise InvalidArgumentError(
@@ -103,7 +109,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; whatever was in flight is forgotten."""
         self._obs, info = self.env.reset(seed=seed, options=options)
-        self._rows, self._observations = [], [_copy(self._obs)]
+        self._rows, self._observations = [], [self._row(self._obs)]
         self._recording = True
         return self._obs, info
 
@@ -122,7 +128,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         )
         self._obs = obs
         self._rows.append((taken, reward, cost))
-        self._observations.append(_copy(obs))
+        self._observations.append(self._row(obs))
         if terminated or truncated:
             self._recording = False
             trajectory = self._finished(terminated, truncated)
@@ -144,6 +150,9 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         """Write the finished trajectories in `trajectories` as HDF5, complete or not at all."""
         self.dataset().to_hdf5(path)
 
+    def _row(self, obs: Any) -> Float32Array:
+        return _copy(obs) if self._layout is None else self._layout.row(obs)
+
     def _finished(self, terminated: bool, truncated: bool) -> Trajectory | None:
         """The trajectory, or None (and a warning) if the simulator produced NaN or infinity."""
         actions, rewards, costs = zip(*self._rows, strict=True)
@@ -162,7 +171,11 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
             )
             return None
         return Trajectory(
-            **arrays, terminated=terminated, truncated=truncated, cost_names=self._cost_names
+            **arrays,
+            terminated=terminated,
+            truncated=truncated,
+            cost_names=self._cost_names,
+            layout=self._layout,
         )
 
 
@@ -179,6 +192,9 @@ def join_trajectories(
     costs = {trajectory.cost_names for trajectory in trajectories}
     if len(costs) > 1:
         raise DatasetError(f"{name}: trajectories of different costs, {sorted(costs)}.")
+    layouts = {trajectory.layout for trajectory in trajectories if trajectory.layout}
+    if len(layouts) > 1:
+        raise DatasetError(f"{name}: trajectories of different observations.")
     terminals, timeouts = np.zeros((2, sum(map(len, trajectories))), dtype=np.bool_)
     last = np.cumsum([len(trajectory) for trajectory in trajectories]) - 1
     terminals[last] = [trajectory.terminated for trajectory in trajectories]
@@ -193,6 +209,7 @@ def join_trajectories(
         timeouts=timeouts,
         name=name,
         cost_names=trajectories[0].cost_names,
+        observation_space=layouts.pop().space if layouts else None,
     )
 
 

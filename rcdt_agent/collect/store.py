@@ -187,7 +187,11 @@ def read_parts(folder: str | Path) -> TrajectoryDataset:
     }  # fmt: skip
     offsets = [data.offsets[:-1] + size for data, size in zip(datasets, sizes, strict=False)]
     return TrajectoryDataset(
-        **joined, offsets=np.concatenate((*offsets, sizes[-1:])), name=str(folder)
+        **joined,
+        offsets=np.concatenate((*offsets, sizes[-1:])),
+        name=str(folder),
+        cost_names=datasets[0].cost_names,
+        layout=datasets[0].layout,
     )
 
 

@@ -29,12 +29,14 @@ from rcdt_agent.data.readers import (
     cost_columns,
     end_flags,
     episode_arrays,
+    flat_observations,
     frame_arrays,
     one_column,
 )
 from rcdt_agent.data.subsets import bottom_rows, extreme_rows
 from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +79,7 @@ class TrajectoryDataset:
             step of a truncated trajectory cannot be used for value learning.
         name: File name or description, for messages.
         cost_names: Of the costs; `("cost",)` where there is one.
+        layout: Where the parts of Dict, Tuple or discrete observations lie; None: plain arrays.
     """
 
     observations: Float32Array
@@ -90,12 +93,13 @@ class TrajectoryDataset:
     final_known: BoolArray
     name: str = "dataset"
     cost_names: tuple[str, ...] = ONE_COST
+    layout: ObservationLayout | None = None
 
     @classmethod
     def from_arrays(
         cls,
         *,
-        observations: npt.ArrayLike,
+        observations: Any,
         actions: npt.ArrayLike,
         rewards: npt.ArrayLike,
         costs: npt.ArrayLike | Mapping[str, npt.ArrayLike],
@@ -105,11 +109,12 @@ class TrajectoryDataset:
         dones: npt.ArrayLike | None = None,
         name: str = "arrays",
         cost_names: Any = None,
+        observation_space: gym.Space[Any] | None = None,
     ) -> TrajectoryDataset:
         """Build from flat arrays in DSRL's layout, trajectories one after the other.
 
         Args:
-            observations: (N, O).
+            observations: (N, O); or a dict or tuple of arrays (N, ...), stored flat.
             actions: (N, A).
             rewards: (N,) or (N, 1).
             costs: (N,) or (N, 1), >= 0. Several costs: (N, m), or a mapping of names to (N,).
@@ -123,12 +128,17 @@ class TrajectoryDataset:
                 what would have followed, and the last step is left out of value learning.
             name: Used in messages.
             cost_names: Of the columns of (N, m) costs; default: `cost_0`, `cost_1` and so on.
+            observation_space: Of the observations, where they are not plain arrays: `Discrete`
+                parts become one-hot by it. Default: all parts are numbers.
 
         Raises:
             DatasetError: Wrong rank, different lengths, NaN or infinity, negative cost, no
                 trajectory; the message names the array and the first offending row.
         """
         costs, cost_names = cost_columns(costs, cost_names, name)
+        observations, next_observations, layout = flat_observations(
+            observations, next_observations, observation_space, len(np.asarray(rewards)), name
+        )
         given = {
             "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
         }  # fmt: skip
@@ -167,6 +177,7 @@ class TrajectoryDataset:
             final_known=known,
             name=name,
             cost_names=names,
+            layout=layout,
         )
 
     @classmethod
@@ -197,6 +208,7 @@ class TrajectoryDataset:
         *,
         name: str = "episodes",
         cost_names: Sequence[str] | None = None,
+        observation_space: gym.Space[Any] | None = None,
     ) -> TrajectoryDataset:
         """Build from a list of episodes.
 
@@ -208,11 +220,14 @@ class TrajectoryDataset:
                 `from_arrays`, are taken too.
             name: Used in messages.
             cost_names: As for `from_arrays`.
+            observation_space: As for `from_arrays`; `observations` may be a dict of arrays, or a
+                list of dicts.
 
         Raises:
             DatasetError: A key is missing, or anything `from_arrays` refuses.
         """
-        return cls.from_arrays(**episode_arrays(episodes, name, cost_names), name=name)
+        arrays = episode_arrays(episodes, name, cost_names, observation_space)
+        return cls.from_arrays(**arrays, name=name)
 
     @classmethod
     def from_dataframe(
@@ -332,6 +347,8 @@ class TrajectoryDataset:
         digest.update(self.offsets.tobytes() + self.terminated.tobytes())
         if self.n_costs > 1:
             digest.update(repr(self.cost_names).encode())
+        if self.layout is not None:
+            digest.update(self.layout.to_json().encode())
         return digest.hexdigest()[:16]
 
     def summary(self) -> DatasetSummary:
@@ -395,6 +412,13 @@ class TrajectoryDataset:
             DatasetError: Names the file, the key, and both sizes, or the first row outside.
         """
         sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
+        layout = ObservationLayout.of(observation_space)
+        if self.layout and layout and self.layout.parts != layout.parts:
+            raise DatasetError(
+                f"{self.name}: `observations` have the parts {self.layout.parts}, but the "
+                f"environment's have {layout.parts}. Discrete parts become one-hot when the data "
+                f"are read with `observation_space`."
+            )
         self.check_sizes(*sizes, "the environment's")
         if isinstance(action_space, gym.spaces.Box):
             low, high = action_space.low.ravel(), action_space.high.ravel()
@@ -435,6 +459,7 @@ class TrajectoryDataset:
             final_observations=self.final_observations[chosen],
             final_known=self.final_known[chosen],
             cost_names=self.cost_names,
+            layout=self.layout,
             name=f"{self.name} ({suffix})",
         )
 

@@ -16,12 +16,17 @@ from rcdt_agent._io import atomic_write
 from rcdt_agent._types import BoolArray, Float32Array
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
-FLOAT_KEYS = ("observations", "actions", "rewards")
+OBSERVATIONS, NEXT_OBSERVATIONS = "observations", "next_observations"
+FLOAT_KEYS = (OBSERVATIONS, "actions", "rewards")
 COSTS, COST_NAMES = "costs", "cost_names"
 """Dataset of one cost, or of several in columns, and its attribute that names them. In a file
 without it, each `costs_NAME` is a cost."""
+LAYOUT = "observation_space"
+"""Attribute of `observations` that holds the layout of Dict, Tuple and discrete ones, as JSON."""
 FLAG_KEYS = ("terminals", "timeouts")
+_DEEPEST = 8  # groups in groups
 _MOST_PER_BYTE = 1100  # deflate makes a byte of at most 1032
 _ALWAYS_ALLOWED = 64 * 2**20  # never written, hence zeros: harmless at this size
 
@@ -38,16 +43,31 @@ def read_hdf5(path: Path, cost_names: Sequence[str] | None = None) -> Trajectory
     """
     with _opened(path) as file:
         # Each is opened again when it is read: an open dataset holds a cache of its own.
+        grouped = _is_group(file, OBSERVATIONS)
         for key in (*FLOAT_KEYS, *FLAG_KEYS):
-            _dataset(file, key, path)
+            if not (grouped and key == OBSERVATIONS):
+                _dataset(file, key, path)
         costs = _read_costs(file, path, cost_names)
-        arrays = {key: _read_floats(_dataset(file, key, path), key) for key in FLOAT_KEYS}
+        arrays: dict[str, Any] = {
+            key: _read_group(file, key, path)
+            if grouped and key == OBSERVATIONS
+            else _read_floats(_dataset(file, key, path), key)
+            for key in FLOAT_KEYS
+        }
         flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
-        next_observations = (
-            _dataset(file, "next_observations", path) if "next_observations" in file else None
-        )
+        next_observations = None
+        if _is_group(file, NEXT_OBSERVATIONS):
+            next_observations = _read_group(file, NEXT_OBSERVATIONS, path)
+        elif NEXT_OBSERVATIONS in file:
+            next_observations = _dataset(file, NEXT_OBSERVATIONS, path)
+        space = None if grouped else _space(_dataset(file, OBSERVATIONS, path), path)
         return TrajectoryDataset.from_arrays(
-            **arrays, **costs, **flags, next_observations=next_observations, name=str(path)
+            **arrays,
+            **costs,
+            **flags,
+            next_observations=next_observations,
+            observation_space=space,
+            name=str(path),
         )
 
 
@@ -67,6 +87,7 @@ def open_hdf5(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         large = {key: _dataset(file, key, path) for key in ("observations", "actions")}
         if "next_observations" in file:
             large["next_observations"] = _dataset(file, "next_observations", path)
+        small[LAYOUT] = _space(large[OBSERVATIONS], path)
         yield large, small
 
 
@@ -114,6 +135,8 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path) -> None:
             _write(file, key, values)
         if dataset.n_costs > 1:
             file[COSTS].attrs[COST_NAMES] = list(dataset.cost_names)
+        if dataset.layout is not None:
+            file[OBSERVATIONS].attrs[LAYOUT] = dataset.layout.to_json()
         if dataset.final_known.all():
             _write(file, "next_observations", next_observations)
     with atomic_write(path, DatasetError) as partial:
@@ -140,6 +163,34 @@ def _dataset(file: Any, key: str, path: Path) -> Any:
                 f"{path}: `{key}` claims shape {shape}, but only {stored} bytes of it are there."
             )
     return item
+
+
+def _is_group(file: Any, key: str) -> bool:
+    return key in file and file.get(key, getclass=True) is h5py.Group
+
+
+def _read_group(file: Any, key: str, path: Path) -> dict[str, Any]:
+    """Parts of Dict observations, each a dataset of the group, or a group again."""
+    link = file.get(key, getlink=True)
+    if isinstance(link, h5py.ExternalLink) or key.count("/") > _DEEPEST:
+        raise DatasetError(f"{path}: `{key}` lies in another file or too deep; it is not read.")
+    return {
+        part: _read_group(file, f"{key}/{part}", path)
+        if _is_group(file, f"{key}/{part}")
+        else _read_floats(_dataset(file, f"{key}/{part}", path), part)
+        for part in file[key]
+    }
+
+
+def _space(item: Any, path: Path) -> Any:
+    """The space of flat observations that the attribute tells of; None without it."""
+    text = item.attrs.get(LAYOUT)
+    if text is None:
+        return None
+    try:
+        return ObservationLayout.from_json(text, item.shape[-1] if item.shape else 0).space
+    except InvalidArgumentError as error:
+        raise DatasetError(f"{path}: {error}") from error
 
 
 def _read_costs(file: Any, path: Path, wanted: Sequence[str] | None = None) -> dict[str, Any]:

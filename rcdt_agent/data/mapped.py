@@ -22,12 +22,13 @@ from torch import Tensor
 from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.checks import check_finite, check_not_negative, check_shapes
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import DatasetError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
 SUFFIX = ".npy"
 """Of such a folder, on the command line."""
 MAPPED = ("observations", "actions")
-_COST_NAMES = "cost_names"
+_COST_NAMES, _LAYOUT = "cost_names", "observation_space"
 _ROWS = 16_384  # copied at a time
 _FIELDS: dict[str, tuple[str, int]] = {
     "observations": ("f", 2), "actions": ("f", 2), "rewards": ("f", 1), "costs": ("f", 1),
@@ -65,7 +66,12 @@ def read_npy(folder: Path) -> TrajectoryDataset:
     for key in ("observations", "actions", "rewards", "costs", "final_observations"):
         check_finite(arrays[key], key, str(folder))
     check_not_negative(arrays["costs"], "costs", str(folder))
-    return TrajectoryDataset(**arrays, name=str(folder), cost_names=_cost_names(folder, arrays))
+    return TrajectoryDataset(
+        **arrays,
+        name=str(folder),
+        cost_names=_cost_names(folder, arrays),
+        layout=_layout(folder, arrays["observations"].shape[1]),
+    )
 
 
 def write_npy(dataset: TrajectoryDataset, folder: Path) -> None:
@@ -77,7 +83,7 @@ def write_npy(dataset: TrajectoryDataset, folder: Path) -> None:
     with _new_folder(folder) as partial:
         for key in _FIELDS:
             np.save(partial / f"{key}.npy", getattr(dataset, key))
-        _save_cost_names(partial, dataset)
+        _save_names(partial, dataset)
 
 
 def hdf5_to_npy(path: Path, folder: Path) -> None:
@@ -89,20 +95,33 @@ def hdf5_to_npy(path: Path, folder: Path) -> None:
     from rcdt_agent.data.hdf5 import open_hdf5
 
     with _new_folder(folder) as partial, open_hdf5(path) as (large, small):
-        copies = {key: _copy(large[key], partial / f"{key}.npy") for key in MAPPED}
+        copies: dict[str, Any] = {key: _copy(large[key], partial / f"{key}.npy") for key in MAPPED}
         dataset = TrajectoryDataset.from_arrays(
             **copies, **small, next_observations=large.get("next_observations"), name=str(path)
         )
         for key in _FIELDS:
             if key not in MAPPED:
                 np.save(partial / f"{key}.npy", getattr(dataset, key))
-        _save_cost_names(partial, dataset)
+        _save_names(partial, dataset)
 
 
-def _save_cost_names(folder: Path, dataset: TrajectoryDataset) -> None:
-    """Several costs are named in a file of their own."""
+def _save_names(folder: Path, dataset: TrajectoryDataset) -> None:
+    """Several costs, and the parts of observations, are named in files of their own."""
     if dataset.n_costs > 1:
         np.save(folder / f"{_COST_NAMES}.npy", np.array(dataset.cost_names, dtype=np.str_))
+    if dataset.layout is not None:
+        np.save(folder / f"{_LAYOUT}.npy", np.array([dataset.layout.to_json()], dtype=np.str_))
+
+
+def _layout(folder: Path, size: int) -> ObservationLayout | None:
+    path = folder / f"{_LAYOUT}.npy"
+    if not path.exists():
+        return None
+    try:
+        text = str(np.load(path, allow_pickle=False).ravel()[0])
+        return ObservationLayout.from_json(text, size)
+    except (OSError, ValueError, EOFError, IndexError, InvalidArgumentError) as error:
+        raise DatasetError(f"{path}: cannot be read ({error}).") from error
 
 
 def _cost_names(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[str, ...]:

@@ -11,7 +11,8 @@ import numpy as np
 
 from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import DatasetError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
 
 def read_minari(dataset: Any) -> TrajectoryDataset:
@@ -30,12 +31,21 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
         "observations", "next_observations", "actions", "rewards", "costs", "terminals", "timeouts",
     )  # fmt: skip
     columns: dict[str, list[Any]] = {key: [] for key in keys}
+    space = getattr(dataset, "observation_space", None)
+    layout = (
+        ObservationLayout(space) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
+    )
     for episode in dataset.iterate_episodes():
         observations = episode.observations
+        if layout is not None:
+            try:
+                observations, _ = layout.rows(observations)
+            except InvalidArgumentError as error:
+                raise DatasetError(f"{name}: episode {episode.id}: {error}") from error
         if not isinstance(observations, np.ndarray):
             raise DatasetError(
                 f"{name}: episode {episode.id} has {type(observations).__name__} observations; "
-                f"only arrays are supported. Flatten the observation space when recording."
+                f"only arrays, dicts and tuples are supported. Flatten the space when recording."
             )
         infos = episode.infos or {}
         if "cost" not in infos:
@@ -58,7 +68,9 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
     if not columns["rewards"]:
         raise DatasetError(f"{name}: holds no episodes.")
     return TrajectoryDataset.from_arrays(
-        **{key: np.concatenate(parts) for key, parts in columns.items()}, name=name
+        **{key: np.concatenate(parts) for key, parts in columns.items()},
+        observation_space=layout.space if layout else None,
+        name=name,
     )
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray
 from rcdt_agent.costs import in_order
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout, is_structured, stacked
 
 if TYPE_CHECKING:
     from rcdt_agent.data.dataset import TrajectoryDataset
@@ -44,7 +46,10 @@ def as_dataset(data: AnyData) -> TrajectoryDataset:
         return TrajectoryDataset.from_npy(data) if is_folder else TrajectoryDataset.from_hdf5(data)
     if isinstance(data, Mapping):
         required = (*_FLOATS, "terminals, timeouts or dones")
-        optional = ("terminals", "timeouts", "dones", "next_observations", "name", "cost_names")
+        optional = (
+            "terminals", "timeouts", "dones", "next_observations", "name", "cost_names",
+            "observation_space",
+        )  # fmt: skip
         unknown = sorted(set(data) - {*_FLOATS, *optional})
         if unknown or set(_FLOATS) - set(data):
             raise DatasetError(
@@ -90,6 +95,40 @@ def cost_columns(
     return np.stack(arrays, axis=1), names
 
 
+def flat_observations(
+    observations: Any, following: Any, space: gym.Space[Any] | None, n: int, name: str
+) -> tuple[Any, Any, ObservationLayout | None]:
+    """Observations of `n` steps and those that follow as rows, and their layout.
+
+    Plain arrays, and a following h5py dataset of them, stay as they are, and the layout is None.
+
+    Raises:
+        DatasetError: They are not of the space; the message names the part.
+    """
+    if space is not None:
+        layout = ObservationLayout.of(space)
+    elif is_structured(observations, n):
+        layout = ObservationLayout.of_arrays(observations)
+    else:
+        return observations, following, None
+    if layout is None:
+        return observations, following, None
+    try:
+        rows, _ = layout.rows(stacked(observations, layout), n)
+        if following is not None and not _is_flat(following, layout):
+            following, _ = layout.rows(stacked(following, layout), n)
+    except InvalidArgumentError as error:
+        raise DatasetError(f"{name}: {error}") from error
+    return rows, following, layout
+
+
+def _is_flat(values: Any, layout: ObservationLayout) -> bool:
+    """Whether these are rows, possibly on disk."""
+    shape: tuple[int, ...] = getattr(values, "shape", ())
+    dtype = getattr(values, "dtype", None)
+    return len(shape) == 2 and shape[1] == layout.size and getattr(dtype, "kind", "") == "f"
+
+
 def end_flags(
     terminals: npt.ArrayLike | None,
     timeouts: npt.ArrayLike | None,
@@ -125,7 +164,10 @@ def end_flags(
 
 
 def episode_arrays(
-    episodes: Sequence[Mapping[str, Any]], name: str, cost_names: Sequence[str] | None = None
+    episodes: Sequence[Mapping[str, Any]],
+    name: str,
+    cost_names: Sequence[str] | None = None,
+    observation_space: gym.Space[Any] | None = None,
 ) -> dict[str, Any]:
     """Arguments of `from_arrays` from a list of episodes, as `from_episodes` describes them."""
     parts: dict[str, list[Any]] = {key: [] for key in (*_FLOATS, "terminals", "timeouts")}
@@ -137,6 +179,9 @@ def episode_arrays(
                 f"{name}: episode {i} lacks {missing}; it holds {sorted(map(str, episode))}."
             )
         costs, cost_names = cost_columns(episode["costs"], cost_names, f"{name}, episode {i}")
+        episode, space = _flat_episode(episode, observation_space, f"{name}, episode {i}")
+        if i == 0 and space is not None:
+            observation_space = space
         arrays = {
             key: np.asarray(costs if key == "costs" else episode[key], dtype=np.float32)
             for key in _FLOATS
@@ -170,7 +215,29 @@ def episode_arrays(
         joined = {key: np.concatenate(arrays) for key, arrays in parts.items()}
     except ValueError as error:
         raise DatasetError(f"{name}: episodes of different shapes ({error}).") from error
-    return {**joined, "cost_names": cost_names}
+    return {**joined, "cost_names": cost_names, "observation_space": observation_space}
+
+
+def _flat_episode(
+    episode: Mapping[str, Any], space: gym.Space[Any] | None, name: str
+) -> tuple[Mapping[str, Any], gym.Space[Any] | None]:
+    """An episode whose observations are rows, and the space that they had; None: a plain array."""
+    layout = None if space is None else ObservationLayout.of(space)
+    seen, n_steps = stacked(episode["observations"], layout), len(episode["actions"])
+    if layout is None and not any(is_structured(seen, n) for n in (n_steps, n_steps + 1)):
+        return episode, space
+    flat = dict(episode)
+    first = seen
+    while isinstance(first, Mapping | tuple | list) and len(first):
+        first = next(iter(first.values())) if isinstance(first, Mapping) else first[0]
+    n_seen = len(seen) if isinstance(seen, np.ndarray) else len(np.atleast_1d(first))
+    parts = {"observations": (seen, n_seen)}
+    if "next_observations" in episode:
+        parts["next_observations"] = (episode["next_observations"], n_steps)
+    for key, (values, n) in parts.items():
+        flat[key], _, found = flat_observations(values, None, space, n, name)
+        space = found.space if found else space
+    return flat, space
 
 
 def frame_arrays(

@@ -26,6 +26,7 @@ from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.model import Gaussian, PolicyTransformer, Window
 from rcdt_agent.normalizer import Normalizer
+from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import Task
 
 CPU_CHUNK = 163_840
@@ -47,6 +48,7 @@ class Policy(nn.Module):
         self.normalizer = normalizer
         self.observation_space = observation_space
         self.action_space = action_space
+        self.layout: ObservationLayout | None = None  # of others than arrays; else a Box suffices
 
     @property
     @abstractmethod
@@ -66,8 +68,10 @@ class Policy(nn.Module):
         """Observations (N, O), and whether a single one was given.
 
         Raises:
-            InvalidArgumentError: Wrong shape, or not finite.
+            InvalidArgumentError: Wrong shape or key, or not finite.
         """
+        if self.layout is not None:
+            return self.layout.rows(observation)
         return observation_rows(observation, self.observation_space.shape)
 
 

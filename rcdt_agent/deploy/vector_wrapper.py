@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION, facts_space, own_targets
 from rcdt_agent.env_step import CostFunction, CostKey, cost_in, step_cost
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout, pick
 
 _VectorWrapper: Any = getattr(gym.vector, "VectorWrapper", None) or getattr(
     gym.vector, "VectorEnvWrapper", None
@@ -77,6 +79,7 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self.observation_space = gym.vector.utils.batch_space(
             self.single_observation_space, env.num_envs
         )
+        self._layout = ObservationLayout.of(env.single_observation_space)
         self.cost_key, self.cost_fn = cost_key, cost_fn
         self._n_envs = env.num_envs
         self._mode = _reset_mode(env)
@@ -149,8 +152,8 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
             if self.cost_fn is None:
                 costs[i] = self._reported(info, i)
             else:
-                after = _final_observation(infos, i) if last else obs[i]
-                cost = self.cost_fn(self._obs[i], actions[i], after, info)
+                after = _final_observation(infos, i) if last else pick(obs, i)
+                cost = self.cost_fn(pick(self._obs, i), actions[i], after, info)
                 costs[i] = step_cost(cost, self.cost_names)
         return costs
 
@@ -161,9 +164,13 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
             raise InvalidArgumentError(f"Environment {i} of {self._n_envs}: {error}") from error
 
     def _observation(self, obs: Any) -> dict[str, Any]:
-        self._obs = np.array(obs) if self.cost_fn else None  # environments may write into theirs
+        self._obs = (
+            copy.deepcopy(obs) if self.cost_fn else None
+        )  # environments may write into theirs
         facts = (self._earned, self._spent, self._steps, *self._own)
         rows = (fact.astype(np.float32).reshape(self._n_envs, -1) for fact in facts)
+        if self._layout is not None:
+            obs, _ = self._layout.rows(obs)
         return {OBSERVATION: obs, **dict(zip(FACTS, rows, strict=True))}
 
 
@@ -194,7 +201,7 @@ def _final_observation(infos: dict[str, Any], i: int) -> Any:
             f"`cost_fn` needs the last observation of an episode: `infos` holds no `final_obs`, "
             f"but {sorted(infos)}."
         )
-    return infos[key][i]
+    return pick(infos[key], i)
 
 
 def _reset_mode(env: Any) -> str:

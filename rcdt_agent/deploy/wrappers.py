@@ -17,6 +17,7 @@ from rcdt_agent.costs import ONE_COST, CostBudget, by_name, check_cost_names
 from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.observations import ObservationLayout
 
 OBSERVATION = "observation"
 FACTS = ("episode_return", "episode_cost", "episode_step", "target_return", "cost_budget")
@@ -66,7 +67,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         """Wrap an environment.
 
         Args:
-            env: Any Gymnasium environment with an array observation.
+            env: Any Gymnasium environment; Dict, Tuple and discrete observations become flat rows.
             target_return: What an episode here should return; None: what the agent asks for.
             cost_budget: What an episode here may cost; None: the agent's budget.
             cost_key: Where in `info` the cost is (five-value steps). Several costs are a dict or
@@ -94,6 +95,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         super().__init__(env)
         self.cost_names = check_cost_names(cost_names, len(cost_names))
         self.observation_space = facts_space(env.observation_space, len(self.cost_names))
+        self._layout = ObservationLayout.of(env.observation_space)
         self.cost_key = cost_key
         self.cost_fn = cost_fn
         self.set_targets(target_return, cost_budget)
@@ -138,16 +140,17 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         spent = np.broadcast_to(np.asarray(self._spent), np.shape(budget))
         facts = (self._earned, spent, self._steps, target, budget)
         rows = (np.array(fact, dtype=np.float32).reshape(-1) for fact in facts)
-        return {OBSERVATION: self._obs, **dict(zip(FACTS, rows, strict=True))}
+        obs = self._obs if self._layout is None else self._layout.row(self._obs)
+        return {OBSERVATION: obs, **dict(zip(FACTS, rows, strict=True))}
 
 
 def facts_space(space: gym.Space[Any], n_costs: int = 1) -> gym.spaces.Dict:
-    """The observation space with facts, for an array observation."""
-    if not isinstance(space, gym.spaces.Box):
-        raise InvalidArgumentError(
-            f"The observation space must be a Box, got {space}. "
-            f"`gymnasium.wrappers.FlattenObservation` turns others into one."
-        )
+    """The observation space with facts; of other than array observations, their flat rows.
+
+    stable-baselines3's vector environments take no Dict within a Dict.
+    """
+    layout = ObservationLayout.of(space)
+    space = layout.flat_space if layout else space
     number = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
     costs = gym.spaces.Box(-np.inf, np.inf, (n_costs,), dtype=np.float32)
     return gym.spaces.Dict(
@@ -155,10 +158,23 @@ def facts_space(space: gym.Space[Any], n_costs: int = 1) -> gym.spaces.Dict:
     )
 
 
-def split_facts(observation: Any, cost_names: Sequence[str] = ONE_COST) -> tuple[Any, Facts | None]:
+def has_facts(keys: Any) -> bool:
+    """Whether the keys of a Dict observation are those of a wrapper."""
+    return {OBSERVATION, *FACTS} <= set(keys)
+
+
+def split_facts(
+    observation: Any,
+    cost_names: Sequence[str] = ONE_COST,
+    layout: ObservationLayout | None = None,
+) -> tuple[Any, Facts | None]:
     """An observation as (plain observation, facts); None without a wrapper."""
     if not isinstance(observation, dict):
         return observation, None
+    if layout is not None and isinstance(layout.space, gym.spaces.Dict):
+        own = set(observation) == set(layout.space.spaces)
+        if own or not has_facts(observation):
+            return observation, None  # the environment's own
     missing = {OBSERVATION, *FACTS} - set(observation)
     if missing:
         raise InvalidArgumentError(

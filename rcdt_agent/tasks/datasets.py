@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.tasks.download import download_dataset
 from rcdt_agent.tasks.registry import Task, get_task
@@ -24,6 +26,6 @@ def load_task_dataset(task: str | Task, *, progress_bar: bool = False) -> Trajec
     """
     task = get_task(task)
     if task.suite == "embedded":
-        arrays = record_drivers(SPEED_LIMIT_EPISODES)
+        arrays: dict[str, Any] = record_drivers(SPEED_LIMIT_EPISODES)
         return TrajectoryDataset.from_arrays(**arrays, name="SpeedLimit drivers")
     return TrajectoryDataset.from_hdf5(download_dataset(task.dataset_file, progress=progress_bar))
