@@ -14,8 +14,8 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent import distributed
+from rcdt_agent.action_spaces import check_action_space
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.normalizer import check_action_space
 
 Env = gym.Env[Any, Any]
 

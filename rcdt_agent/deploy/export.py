@@ -89,6 +89,10 @@ def export_onnx(agent: BudgetConditioned, path: str | Path) -> None:
             "Exporting needs the extra: `pip install rcdt_agent[onnx]`."
         ) from error
     _refuse_a_shield(agent)
+    if agent.policy.normalizer.choices is not None:
+        raise InvalidArgumentError(
+            f"Discrete actions cannot be exported to ONNX yet, got {agent.policy.action_space}."
+        )
     model = _onnx_model(agent.policy, agent.config.context_length)
     for node in model.graph.node:  # where the exporter notes source lines of this machine
         del node.metadata_props[:]
@@ -153,7 +157,7 @@ def _metadata(agent: BudgetConditioned) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "observation_shape": list(policy.observation_space.shape),
-        "action_shape": list(policy.action_space.shape),
+        "action_shape": list(policy.action_space.shape or ()),
         "action_low": policy.normalizer.action_low.tolist(),
         "action_high": policy.normalizer.action_high.tolist(),
         # `Conditioning.from_dict` takes these two, as it does from a checkpoint.
