@@ -23,6 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write
+from rcdt_agent.action_spaces import ActionSpace, discrete_from_dict, discrete_to_dict
 from rcdt_agent.errors import CheckpointError, TrainingError
 
 FORMAT = "rcdt_agent"
@@ -205,8 +206,10 @@ def unflatten_state(tensors: dict[str, Tensor], plain: Any) -> Any:
     return plain["value"]
 
 
-def space_to_dict(space: gym.spaces.Box) -> dict[str, Any]:
-    """A Box as plain values."""
+def space_to_dict(space: ActionSpace) -> dict[str, Any]:
+    """A space as plain values."""
+    if not isinstance(space, gym.spaces.Box):
+        return discrete_to_dict(space)
     bounds = [
         [None if np.isinf(value) else float(value) for value in array.ravel()]
         for array in (space.low, space.high)
@@ -214,8 +217,10 @@ def space_to_dict(space: gym.spaces.Box) -> dict[str, Any]:
     return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
 
 
-def space_from_dict(values: dict[str, Any]) -> gym.spaces.Box:
+def space_from_dict(values: dict[str, Any]) -> Any:
     """The inverse of `space_to_dict`."""
+    if "kind" in values:
+        return discrete_from_dict(values)
     low, high = (
         np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
         for key, fill in (("low", -np.inf), ("high", np.inf))

@@ -11,15 +11,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from rcdt_agent import losses
+from rcdt_agent.actions import ActionDistribution, Gaussian, GaussianHead, make_head
+
+__all__ = ["Block", "FourierTime", "Gaussian", "GaussianHead", "PolicyTransformer", "Window"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -53,92 +54,6 @@ class Window:
         names = [field.name for field in fields(self)]
         parts = zip(*(getattr(self, name).split(size) for name in names), strict=True)
         return [type(self)(**dict(zip(names, part, strict=True))) for part in parts]
-
-
-class Gaussian:
-    """Diagonal Gaussian over actions in [-1, 1]; samples and mode are clipped to the box."""
-
-    def __init__(self, mean: Tensor, log_std: Tensor) -> None:
-        """Mean and log standard deviation, each (..., A)."""
-        self.mean = mean
-        self.log_std = log_std
-
-    @staticmethod
-    def cat(parts: Sequence[Gaussian]) -> Gaussian:
-        """Join distributions along the first axis."""
-        if len(parts) == 1:
-            return parts[0]
-        return Gaussian(
-            torch.cat([part.mean for part in parts]), torch.cat([part.log_std for part in parts])
-        )
-
-    def __getitem__(self, rows: Any) -> Gaussian:
-        """The distributions at an index."""
-        return Gaussian(self.mean[rows], self.log_std[rows])
-
-    def log_prob(self, actions: Tensor) -> Tensor:
-        """(...,) log density, averaged over action dimensions."""
-        return losses.gaussian_log_prob(actions, self.mean, self.log_std)
-
-    def entropy(self) -> Tensor:
-        """(...,) entropy, averaged over action dimensions."""
-        return losses.gaussian_entropy(self.log_std)
-
-    @staticmethod
-    def draw_noise(like: Tensor, generator: torch.Generator) -> Tensor:
-        """Standard noise for `rsample`, (..., A) as `like`; the generator is on the CPU."""
-        return torch.randn(like.shape, generator=generator).to(like.device)
-
-    def rsample(self, noise: Tensor) -> Tensor:
-        """(..., A) the draw that `noise` stands for; gradients reach mean and deviation."""
-        return (self.mean + self.log_std.exp() * noise).clamp(-1.0, 1.0)
-
-    def mode(self) -> Tensor:
-        """(..., A) the most likely action."""
-        return self.mean.clamp(-1.0, 1.0)
-
-
-class GaussianHead(nn.Module):
-    """Features (..., D) to a `Gaussian` over actions (..., A)."""
-
-    def __init__(
-        self,
-        n_features: int,
-        action_size: int,
-        log_std_range: tuple[float, float],
-        *,
-        width: int = 0,
-        state_dependent_std: bool = True,
-    ) -> None:
-        """Make the layers of mean and log standard deviation.
-
-        Args:
-            n_features: D.
-            action_size: A.
-            log_std_range: Bounds of the log standard deviation.
-            width: Units of two hidden layers; 0: none, a linear head.
-            state_dependent_std: Otherwise there is one deviation for all features.
-        """
-        super().__init__()
-        self.action_size = action_size
-        self.log_std_range = log_std_range
-        n_outputs = 2 * action_size if state_dependent_std else action_size
-        sizes = [n_features, width, width] if width else [n_features]
-        layers: list[nn.Module] = []
-        for n_in, n_out in pairwise(sizes):
-            layers += [nn.Linear(n_in, n_out), nn.ReLU()]
-        self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], n_outputs))
-        self.log_std = None if state_dependent_std else nn.Parameter(torch.zeros(action_size))
-
-    def forward(self, features: Tensor) -> Gaussian:
-        """The action distribution, in float32 also under autocast."""
-        outputs = self.layers(features).float()
-        mean = outputs[..., : self.action_size]
-        if self.log_std is None:
-            log_std = outputs[..., self.action_size :]
-        else:
-            log_std = self.log_std.float().expand_as(mean)
-        return Gaussian(mean, log_std.clamp(*self.log_std_range))
 
 
 class Block(nn.Module):
@@ -239,12 +154,13 @@ class PolicyTransformer(nn.Module):
         log_std_range: tuple[float, float] = (-5.0, 2.0),
         cost_head: bool = False,
         n_costs: int = 1,
+        choices: Sequence[int] = (),
     ) -> None:
         """Make the network.
 
         Args:
             observation_size: O.
-            action_size: A.
+            action_size: A; of discrete actions, the length of their one-hot form.
             episode_length: Steps of the longest episode; later steps are taken for its last.
             time_embedding: `fourier`: by `FourierTime`; `learned`: by a row for each step.
             token_features: F, numbers that an RTG or CTG token holds.
@@ -262,6 +178,7 @@ class PolicyTransformer(nn.Module):
             log_std_range: Bounds of the log standard deviation.
             cost_head: Whether to predict, from state and action, if the step costs.
             n_costs: m, CTG tokens of a step: one for each cost.
+            choices: Options of each discrete choice, A together; none: actions are continuous.
         """
         super().__init__()
         self.width = width
@@ -289,11 +206,12 @@ class PolicyTransformer(nn.Module):
         self.apply(_initialise)
         n_tokens = int(return_token) + n_costs * int(cost_token)
         skipped = observation_size + n_tokens * token_features if self.skip_to_head else 0
-        self.head = GaussianHead(
+        self.head = make_head(
             width + skipped,
             action_size,
-            log_std_range,
+            choices,
             width=head_width,
+            log_std_range=log_std_range,
             state_dependent_std=state_dependent_std,
         )
         if not self.skip_to_head:
@@ -311,9 +229,9 @@ class PolicyTransformer(nn.Module):
         """S: RTG, CTG, state, action, as far as they are tokens."""
         return self.state_place + 1 + (self.embed_action is not None)
 
-    def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
+    def forward(self, window: Window, *, last_only: bool = False) -> ActionDistribution:
         """Action distribution at every step (B, T), or at the last one (B, 1)."""
-        distribution: Gaussian = self.head(self.features(window, last_only=last_only))
+        distribution: ActionDistribution = self.head(self.features(window, last_only=last_only))
         return distribution
 
     def features(self, window: Window, *, last_only: bool = False) -> Tensor:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent._types import Float32Array
+from rcdt_agent.action_spaces import ActionSpace, Choices
 from rcdt_agent.config import TokenShape
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sums import mean_and_std
@@ -20,10 +20,10 @@ from rcdt_agent.model import Window
 class Normalizer(nn.Module):
     """Scales fixed when training begins: task units outside, network units inside.
 
-    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1]. A token holds
-    what is to go, divided by its unit; and, if there is an `episode_length`, also what is to go per
-    step left. Towards the end of an episode, and where one reckless trajectory sets the unit, only
-    the rate tells a good pace from a poor one.
+    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1]; discrete ones
+    are in one-hot form. A token holds what is to go, divided by its unit; and, if there is an
+    `episode_length`, also what is to go per step left. Towards the end of an episode, and where one
+    reckless trajectory sets the unit, only the rate tells a good pace from a poor one.
     """
 
     obs_mean: Tensor
@@ -41,9 +41,15 @@ class Normalizer(nn.Module):
         ctg_shape: TokenShape = "linear",
         episode_length: int | None = None,
         n_costs: int = 1,
+        choices: Choices | None = None,
     ) -> None:
-        """Scales of one; `fit` and `load_state_dict` set others."""
+        """Scales of one; `fit` and `load_state_dict` set others.
+
+        `choices` are those of a discrete action space; they set the size of an action.
+        """
         super().__init__()
+        self.choices = choices
+        action_size = action_size if choices is None else sum(choices.counts)
         self.ctg_shape = ctg_shape
         self.episode_length = episode_length
         self.register_buffer("obs_mean", torch.zeros(observation_size))
@@ -58,7 +64,7 @@ class Normalizer(nn.Module):
     def fit(
         cls,
         dataset: TrajectoryDataset,
-        action_space: gym.spaces.Box,
+        action_space: ActionSpace,
         *,
         normalize_observations: bool = True,
         rtg_scale: float = 1.0,
@@ -70,7 +76,7 @@ class Normalizer(nn.Module):
 
         Args:
             dataset: Training data.
-            action_space: Its bounds become [-1, 1].
+            action_space: Its bounds become [-1, 1]; where it has none, the data's do.
             normalize_observations: Otherwise observations stay as they are.
             rtg_scale: Unit of the RTG token.
             ctg_scale: Unit of the CTG token; one for each of several costs, or one for all.
@@ -83,13 +89,16 @@ class Normalizer(nn.Module):
             ctg_shape,
             episode_length,
             dataset.n_costs,
+            Choices.of(action_space),
         )
         if normalize_observations:
             mean, std = mean_and_std(dataset.observations)
             normalizer.obs_mean.copy_(torch.from_numpy(mean))
             normalizer.obs_std.copy_(torch.from_numpy(np.where(std < 1e-6, 1.0, std)))
-        normalizer.action_low.copy_(torch.from_numpy(action_space.low.ravel()))
-        normalizer.action_high.copy_(torch.from_numpy(action_space.high.ravel()))
+        if isinstance(action_space, gym.spaces.Box):
+            low, high = _bounds(dataset, action_space)
+            normalizer.action_low.copy_(torch.from_numpy(low))
+            normalizer.action_high.copy_(torch.from_numpy(high))
         normalizer.rtg_scale.fill_(rtg_scale)
         normalizer.ctg_scale.copy_(torch.as_tensor(np.asarray(ctg_scale, dtype=np.float64)))
         normalizer.rtg_rate.fill_(float(dataset.rewards.std(dtype=np.float64)) or 1.0)
@@ -116,13 +125,25 @@ class Normalizer(nn.Module):
         return (obs - self.obs_mean) / self.obs_std
 
     def actions(self, actions: Tensor) -> Tensor:
-        """Actions (..., A) of the space for the networks: [-1, 1]."""
+        """Actions of the space for the networks: (..., A) in [-1, 1], or one-hot (..., k)."""
+        if self.choices is not None:
+            return self.choices.encode(actions)
         return 2 * (actions - self.action_low) / (self.action_high - self.action_low) - 1
 
     def unscale_actions(self, actions: Tensor) -> Tensor:
-        """Network actions (..., A), clipped to [-1, 1], as actions of the space."""
+        """Network actions (..., A), clipped to [-1, 1], as actions of the space.
+
+        Of discrete ones, the options (..., k) of the largest values.
+        """
+        if self.choices is not None:
+            return self.choices.decode(actions)
         span = self.action_high - self.action_low
         return self.action_low + (actions.clamp(-1.0, 1.0) + 1) / 2 * span
+
+    @property
+    def action_width(self) -> int:
+        """Numbers of an action of the space: A, or k choices."""
+        return self.action_low.numel() if self.choices is None else len(self.choices.counts)
 
     @property
     def token_features(self) -> int:
@@ -167,30 +188,40 @@ class Normalizer(nn.Module):
         )
 
 
-def data_action_space(dataset: TrajectoryDataset) -> gym.spaces.Box:
-    """[-1, 1] per dimension, for data that come without an environment.
+def _bounds(dataset: TrajectoryDataset, space: gym.spaces.Box) -> tuple[Float32Array, Float32Array]:
+    """What becomes [-1, 1]: the bounds of the space, and the data's range where it has none."""
+    low, high = space.low.ravel(), space.high.ravel()
+    if not space.is_bounded():
+        least, most = dataset.actions.min(axis=0), dataset.actions.max(axis=0)
+        low, high = np.where(np.isinf(low), least, low), np.where(np.isinf(high), most, high)
+        flat = high <= low  # a constant is shifted, not divided by nothing
+        high = np.where(flat & np.isinf(space.high.ravel()), low + 1, high)
+        low = np.where(high <= low, high - 1, low)
+    return low, high
+
+
+def data_action_space(dataset: TrajectoryDataset) -> ActionSpace:
+    """The space of data that come without an environment.
+
+    [-1, 1] per dimension; of integers `Discrete` or `MultiDiscrete` up to the largest.
 
     Raises:
         InvalidArgumentError: The data's actions lie outside.
     """
-    largest = float(max(-dataset.actions.min(), dataset.actions.max()))
+    least, most = dataset.actions.min(axis=0), dataset.actions.max(axis=0)
+    if dataset.discrete_actions:
+        if least.min() < 0:
+            raise InvalidArgumentError(
+                f"{dataset.name}: actions are whole numbers from {least.min()} on. Give the agent "
+                f"the environment, or its action space."
+            )
+        counts = (most.astype(np.int64) + 1).tolist()
+        one = len(counts) == 1
+        return gym.spaces.Discrete(counts[0]) if one else gym.spaces.MultiDiscrete(counts)
+    largest = float(max(-least.min(), most.max()))
     if largest > 1.0 + 1e-5:
         raise InvalidArgumentError(
             f"{dataset.name}: actions reach {largest:g}, beyond [-1, 1]. Give the agent the "
             f"environment, or its action space, so that they can be scaled."
         )
     return gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), dtype=np.float32)
-
-
-def check_action_space(space: gym.Space[Any]) -> gym.spaces.Box:
-    """The space, if its actions can be scaled to [-1, 1].
-
-    Raises:
-        InvalidArgumentError: It is not a bounded Box of floating-point numbers.
-    """
-    is_box = isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating)
-    if not isinstance(space, gym.spaces.Box) or not is_box or not space.is_bounded():
-        raise InvalidArgumentError(
-            f"`action_space` must be a bounded Box of floating-point numbers, got {space}."
-        )
-    return space

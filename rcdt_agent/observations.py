@@ -359,7 +359,8 @@ def _from_dict(values: dict[str, Any]) -> gym.Space[Any]:
     if "tuple" in values:
         return gym.spaces.Tuple([_from_dict(inner) for inner in values["tuple"]])
     if "box" in values:
-        return space_from_dict(values["box"])
+        box: gym.spaces.Box = space_from_dict(values["box"])
+        return box
     if "discrete" in values:
         return gym.spaces.Discrete(int(values["discrete"]), start=int(values["start"]))
     if "multi_discrete" in values:

@@ -26,6 +26,7 @@ from rcdt_agent.deploy.checks import (
 from rcdt_agent.deploy.conditioning import NO_RETURN_TOKEN, Conditioning, TargetReturn
 from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.onnx_file import (
+    DISCRETE_OUTPUTS,
     INPUTS,
     METADATA_KEY,
     OUTPUTS,
@@ -49,6 +50,7 @@ class OnnxAgent(EpisodeRules):
         conditioning: From budgets to tokens: margin, replanning, calibration.
         observation_shape: Of one observation.
         action_shape: Of one action.
+        action_dtype: Of an action; whole numbers are discrete.
         context_length: Steps the policy looks back on, the present one included.
         episode_length: Longest episode of the task and its training data.
         metadata: All that the file says of itself.
@@ -89,6 +91,7 @@ class OnnxAgent(EpisodeRules):
             self.episode_length = int(self.metadata["episode_length"])
             self.observation_shape = tuple(map(int, self.metadata["observation_shape"]))
             self.action_shape = tuple(map(int, self.metadata["action_shape"]))
+            self.action_dtype = np.dtype(self.metadata.get("action_dtype", "float32"))
             self.conditioning = Conditioning.from_dict(config, self.metadata["conditioning"])
             self._target = lru_cache(1024)(self.conditioning.target_return)
             settings = self.metadata["settings"]
@@ -209,7 +212,7 @@ class OnnxAgent(EpisodeRules):
         current = current.push(rows)
         self._warn_if_too_long(current, self.episode_length, depth=1)
         actions = self._run(current)
-        shaped = actions.reshape(-1, *self.action_shape)
+        shaped = actions.reshape(-1, *self.action_shape).astype(self.action_dtype, copy=False)
         return (shaped[0] if single else shaped), current.with_action(actions)
 
     def _run(self, state: AgentState) -> Float32Array:
@@ -228,5 +231,6 @@ class OnnxAgent(EpisodeRules):
         }
         wanted = {name: sizes.get(name, [length]) for name in INPUTS}
         found = {port.name: port.shape[1:] for port in self._session.get_inputs()}
-        if found != wanted or [port.name for port in self._session.get_outputs()] != list(OUTPUTS):
+        given = tuple(port.name for port in self._session.get_outputs())
+        if found != wanted or given not in (OUTPUTS, DISCRETE_OUTPUTS):
             raise InvalidArgumentError(f"its inputs must be {wanted}, got {found}")

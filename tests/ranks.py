@@ -16,10 +16,10 @@ from conftest import small_settings
 from safetensors.torch import save_file
 
 from rcdt_agent import BC, RCDT, TrajectoryDataset, distributed
+from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.algorithms import get_algorithm
 from rcdt_agent.data.transitions import TransitionSampler
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
-from rcdt_agent.model import Gaussian
 from rcdt_agent.tasks.speed_limit import record_drivers
 
 STEPS = {"natural": 50, "around": 50, "shared": 20}
@@ -62,7 +62,9 @@ def train(case: str, steps: int) -> Any:
     agent = get_algorithm(case.split("+")[0])(**settings_of(case))
     # Noise of micro-batches is drawn by their sizes, which are not those of one process.
     noise = {"side_effect": (lambda actions, _: torch.zeros_like(actions))} if "+" in case else {}
-    with mock.patch.object(Gaussian, "draw_noise", wraps=Gaussian.draw_noise, **noise):
+    with mock.patch.object(
+        ActionDistribution, "draw_noise", wraps=ActionDistribution.draw_noise, **noise
+    ):
         return agent.learn(data(), steps, log_interval=steps)
 
 

@@ -147,7 +147,7 @@ def test_recorder_refuses_what_it_cannot_store():
     with pytest.raises(InvalidArgumentError, match="cost of a step must be finite and >= 0, got -"):
         walk(TrajectoryRecorder(Line(), cost_fn=lambda *_: -1.0), [1.0])
     env = Line()
-    env.action_space = gym.spaces.Discrete(3)
+    env.action_space = gym.spaces.Text(3)
     with pytest.raises(InvalidArgumentError, match="action space that is a Box of rank 1"):
         TrajectoryRecorder(env)
 

@@ -11,6 +11,7 @@ import torch
 from scipy.optimize import isotonic_regression
 
 from rcdt_agent import RCDT, AgentState, TrajectoryDataset
+from rcdt_agent.actions import Gaussian
 from rcdt_agent.config import make_config
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
@@ -22,7 +23,6 @@ from rcdt_agent.deploy.conditioning import (
 )
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.model import Gaussian
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 

@@ -98,7 +98,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             int(n_envs),
             context_length=self.context_length,
             observation_size=normalizer.obs_mean.numel(),
-            action_size=normalizer.action_low.numel(),
+            action_size=normalizer.action_width,
             target_return=self.target_return if target_return is None else target_return,
             cost_budget=budgets,
             follows_agent=not own,

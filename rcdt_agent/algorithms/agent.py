@@ -14,6 +14,7 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.action_spaces import DISCRETE, as_space, same_actions
 from rcdt_agent.algorithms.arguments import (
     LearningRate,
     check_device,
@@ -77,6 +78,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     """Of what `predict` returns besides the action; None: anything is passed through."""
     changeable: ClassVar[tuple[str, ...]] = CHANGEABLE
     """Fields of the configuration that `load` can change."""
+    discrete_actions: ClassVar[bool] = False
+    """Whether it learns discrete actions; otherwise those of a Box only."""
     several_costs: ClassVar[bool] = False
     """Whether it learns from data with several costs."""
 
@@ -125,7 +128,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             verbose: 1 prints the log.
             tensorboard_log: Folder for tensorboard.
             observation_space: Instead of an environment; default: as the data are.
-            action_space: Instead of an environment; default: [-1, 1] per dimension.
+            action_space: Instead of an environment; default: [-1, 1] per dimension, or, where the
+                data's actions are whole numbers, Discrete or MultiDiscrete up to the largest.
             **overrides: Any field of the configuration. `learning_rate` may also be a function of
                 the progress that remains, from 1 to 0, as in stable-baselines3.
         """
@@ -134,6 +138,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             if observation_space is not None or action_space is not None:
                 raise InvalidArgumentError("Give either `env` or its spaces, not both.")
         check_supported(observation_space, action_space)
+        self.check_actions(action_space)
         self.device = check_device(device)
         self.lr_schedule: LearningRate | None = None
         self.preset: str | None = None
@@ -219,8 +224,21 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                 f"are {', '.join(self.cost_names)}."
             )
 
+    def check_actions(self, action: gym.Space[Any] | None) -> None:
+        """Refuse discrete actions where the algorithm has no such policy; None is not known yet.
+
+        Raises:
+            InvalidArgumentError: Names the algorithm and those that have one.
+        """
+        if isinstance(action, DISCRETE) and not self.discrete_actions:
+            raise InvalidArgumentError(
+                f"`action_space`: {type(self).__name__} has continuous actions only (a Box), got "
+                f"{action}. RCDT, BC and BCSafe have discrete ones."
+            )
+
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
-        """Refuse spaces whose sizes are not the agent's."""
+        """Refuse spaces that are not the agent's: of another size, or other discrete actions."""
+        self.check_actions(action)
         if self._policy is not None:
             layout, own_layout = ObservationLayout.of(observation), self._policy.layout
             if layout and own_layout and layout.parts != own_layout.parts:
@@ -228,9 +246,15 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                     f"The environment's observation has the parts {layout.parts}, the agent's "
                     f"has {own_layout.parts}."
                 )
+            own_actions = self._policy.action_space
+            discrete = isinstance(own_actions, DISCRETE) or isinstance(action, DISCRETE)
+            if discrete and not same_actions(action, own_actions):
+                raise InvalidArgumentError(
+                    f"The environment's actions are {action}, the agent's {own_actions}."
+                )
             for name, space, own in (
                 ("observation", observation, self._policy.observation_space),
-                ("action", action, self._policy.action_space),
+                ("action", action, own_actions),
             ):
                 if gym.spaces.flatdim(space) != gym.spaces.flatdim(own):
                     raise InvalidArgumentError(
@@ -274,7 +298,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         actions, state = self.choose_actions(
             rows, state, facts=facts, episode_start=episode_start, deterministic=deterministic
         )
-        actions = actions.reshape(-1, *policy.action_space.shape)
+        actions = as_space(actions, policy.action_space)
         return (actions[0] if single else actions), state
 
     def set_cost_budget(self, k: Any, target_return: Any = "auto") -> None:

@@ -20,6 +20,7 @@ from torch import nn
 from typing_extensions import Self
 
 from rcdt_agent import distributed, schedules
+from rcdt_agent.action_spaces import ActionSpace, check_action_space
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
 from rcdt_agent.algorithms.arguments import (
     check_log_interval,
@@ -33,7 +34,7 @@ from rcdt_agent.algorithms.training import Metrics, say, train
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
-from rcdt_agent.normalizer import check_action_space, data_action_space
+from rcdt_agent.normalizer import data_action_space
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import get_task
@@ -48,7 +49,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
 
     @abstractmethod
     def build_policy(
-        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
+        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: ActionSpace
     ) -> PolicyT:
         """An untrained policy for the data and spaces."""
 
@@ -112,6 +113,8 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             self.observation_space or _unbounded(data.observation_size),
             self.action_space or _unbounded(data.action_size),
         )
+        if not self.has_policy:
+            self.check_actions(self.action_space or data_action_space(data))
         if self.training.ready:
             if data.fingerprint == self.provenance.fingerprint:  # read again: the same data
                 return

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent.actions import Categorical
 from rcdt_agent.algorithms.agent import BudgetScope
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
@@ -59,22 +60,33 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class MLPPolicy(MarkovPolicy):
-    """Observation to action: linear layers with ReLU between, and a tanh."""
+    """Observation to action: linear layers with ReLU between, and a tanh; discrete: to logits."""
 
     def __init__(self, config: BCConfig, *args: Any, **kwargs: Any) -> None:
         """Make the layers; arguments as for `MarkovPolicy`."""
         super().__init__(config, *args, **kwargs)
         size_o, size_a = self.sizes
-        self.network = mlp(size_o, config.width, config.n_layers, size_a).append(nn.Tanh())
+        self.network = mlp(size_o, config.width, config.n_layers, size_a)
+        self.discrete = self.normalizer.choices is not None
+        if not self.discrete:
+            self.network.append(nn.Tanh())
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Actions (..., A) in [-1, 1] for observations (..., O) in units of the task."""
+        """Actions in [-1, 1], or logits, (..., A) for observations (..., O) of the task."""
         actions: Tensor = self.network(self.normalizer.obs(obs))
         return actions.float()
 
     def act(self, obs: Tensor, *, generator: torch.Generator, deterministic: bool) -> Tensor:
-        """The actions; there is nothing to draw."""
-        return self(obs)  # type: ignore[no-any-return]
+        """The actions; of continuous ones there is nothing to draw."""
+        if not self.discrete:
+            return self(obs)  # type: ignore[no-any-return]
+        policy = self.distribution(self(obs))
+        return policy.mode() if deterministic else policy.sample(generator)
+
+    def distribution(self, logits: Tensor) -> Categorical:
+        """Of discrete actions, by their logits (..., A)."""
+        assert self.normalizer.choices is not None
+        return Categorical(logits, self.normalizer.choices.counts)
 
 
 class BC(MarkovAlgorithm[MLPPolicy, BCConfig]):
@@ -84,6 +96,7 @@ class BC(MarkovAlgorithm[MLPPolicy, BCConfig]):
     config_class = BCConfig
     policy_class = MLPPolicy
     presets = PRESETS
+    discrete_actions = True
 
     def setup(self, dataset: TrajectoryDataset) -> None:
         """Make sampler and optimiser."""
@@ -94,11 +107,14 @@ class BC(MarkovAlgorithm[MLPPolicy, BCConfig]):
         self._forward = self.compiled(self.policy)
 
     def step(self) -> Metrics:
-        """Squared error of the recorded actions, once."""
+        """Squared error of the recorded actions, or discrete ones' likelihood, once."""
         obs, actions = self.sampler.sample()
         with self.autocast():
-            errors = self._forward(obs) - self.policy.normalizer.actions(actions)
-            loss = errors.square().mean()
+            predicted, recorded = self._forward(obs), self.policy.normalizer.actions(actions)
+            if self.policy.discrete:
+                loss = -self.policy.distribution(predicted).log_prob(recorded).mean()
+            else:
+                loss = (predicted - recorded).square().mean()
         self.minimize("policy", loss)
         self.training.scaler.update()
         return {"loss": loss.detach()}

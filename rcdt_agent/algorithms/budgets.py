@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.acting import EpisodeActing
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
@@ -357,7 +358,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
     # ------------------------------------------------------------ files
 
     def restore_policy(
-        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
+        self, values: dict[str, Any], observation: gym.spaces.Box, action: ActionSpace
     ) -> ConditionedPolicy:
         """The policy of a checkpoint; weights follow."""
         return ConditionedPolicy.from_dict(self.config, values, observation, action)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from rcdt_agent import distributed, losses, schedules
 from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.algorithms.budgets import BudgetConditioned
 from rcdt_agent.algorithms.held_out import critic_errors, held_out_trajectories, trajectory_sums
 from rcdt_agent.algorithms.training import Metrics
@@ -17,7 +18,6 @@ from rcdt_agent.costs import columns
 from rcdt_agent.critics import target_network
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch
-from rcdt_agent.model import Gaussian
 
 CPU_MICRO_BATCH = 655_360
 """Size of an activation (tokens times width) that a CPU's cache takes: 128 windows of the paper."""
@@ -196,10 +196,10 @@ class CriticLearning(BudgetConditioned):
 
     @torch.no_grad()
     def next_actions(self, batch: Batch) -> Tensor:
-        """(B, T, A) the policy's own sampled action after each step, in [-1, 1]."""
+        """(B, T, A) the policy's own sampled action after each step, as networks see it."""
         if self.policy.transformer.training:
             self.policy.transformer.eval()
-        policy: Gaussian = self.policy.transformer(
+        policy: ActionDistribution = self.policy.transformer(
             self.policy.normalizer.window(batch.next_window())
         )
         return policy.rsample(self._noise(batch))
@@ -213,7 +213,7 @@ class CriticLearning(BudgetConditioned):
         return min(size or n_windows, n_windows)
 
     def _noise(self, batch: Batch) -> Tensor:
-        return Gaussian.draw_noise(batch.actions, self.training.generators["noise"])
+        return ActionDistribution.draw_noise(batch.actions, self.training.generators["noise"])
 
 
 def add_terms(metrics: Metrics, terms: Metrics, share: Tensor) -> None:

@@ -156,7 +156,7 @@ def _restore(agent: SavedAgent[Any, Any], meta: dict[str, Any], tensors: dict[st
     actions, _ = agent.choose_actions(
         rows, agent.begin(), facts=None, episode_start=None, deterministic=True
     )
-    if not np.isfinite(actions).all() or actions[0].size != np.prod(policy.action_space.shape):
+    if not np.isfinite(actions).all() or actions[0].size != policy.normalizer.action_width:
         raise CheckpointError(f"an action of it is {actions[0]}")
 
 

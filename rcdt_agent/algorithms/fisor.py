@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from rcdt_agent import distributed, losses, weighted_losses
+from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
     MarkovAlgorithm,
@@ -195,7 +196,7 @@ class FISOR(MarkovAlgorithm[FISORPolicy, FISORConfig]):
     presets = PRESETS
 
     def build_policy(
-        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
+        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: ActionSpace
     ) -> FISORPolicy:
         """An untrained policy for the data; rewards are scaled to one a step over their range."""
         policy = super().build_policy(dataset, observation, action)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rcdt_agent import distributed, losses
 from rcdt_agent._types import Float32Array
+from rcdt_agent.action_spaces import ActionSpace, Choices, action_width
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, preset_config
 from rcdt_agent.data.dataset import TrajectoryDataset
@@ -110,7 +111,7 @@ class MarkovPolicy(Policy):
         normalizer: Normalizer,
         outcomes: Outcomes,
         observation_space: gym.spaces.Box,
-        action_space: gym.spaces.Box,
+        action_space: ActionSpace,
         *,
         episode_length: int,
     ) -> None:
@@ -175,7 +176,7 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
         return dataset
 
     def build_policy(
-        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
+        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: ActionSpace
     ) -> MarkovPolicyT:
         """An untrained policy for the data."""
         normalizer = Normalizer.fit(
@@ -187,10 +188,11 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
         return self._make_policy(normalizer, dataset.outcomes, observation, action, longest)
 
     def restore_policy(
-        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
+        self, values: dict[str, Any], observation: gym.spaces.Box, action: ActionSpace
     ) -> MarkovPolicyT:
         """The policy of a checkpoint; weights follow."""
-        normalizer = Normalizer(gym.spaces.flatdim(observation), gym.spaces.flatdim(action))
+        sizes = gym.spaces.flatdim(observation), action_width(action)
+        normalizer = Normalizer(*sizes, choices=Choices.of(action))
         outcomes = Outcomes.from_dict(values["outcomes"])
         longest = int(values["episode_length"])
         if longest < 1:
@@ -202,7 +204,7 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
         normalizer: Normalizer,
         outcomes: Outcomes,
         observation: gym.spaces.Box,
-        action: gym.spaces.Box,
+        action: ActionSpace,
         episode_length: int,
     ) -> MarkovPolicyT:
         policy: Any = self.policy_class(

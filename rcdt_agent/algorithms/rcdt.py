@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent import distributed, losses, schedules
+from rcdt_agent.action_spaces import ActionSpace
+from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.algorithms.critic_learning import CHECK_EVERY, CriticLearning, add_terms
 from rcdt_agent.algorithms.multipliers import Multipliers
 from rcdt_agent.algorithms.training import Metrics
@@ -25,7 +27,7 @@ from rcdt_agent.data.weights import (
     trajectory_probabilities,
 )
 from rcdt_agent.deploy.policy import ConditionedPolicy
-from rcdt_agent.model import Gaussian, Window
+from rcdt_agent.model import Window
 
 
 class RCDT(CriticLearning):
@@ -46,10 +48,12 @@ class RCDT(CriticLearning):
         """A configuration by names of preset and variant."""
         return make_config(preset, variant, **overrides)
 
+    discrete_actions = True
+
     # ------------------------------------------------------------ setup
 
     def build_policy(
-        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
+        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: ActionSpace
     ) -> ConditionedPolicy:
         """An untrained policy for the data."""
         return ConditionedPolicy.from_data(
@@ -111,7 +115,7 @@ class RCDT(CriticLearning):
             ),
         }
         self.setup_critics()
-        self._target_entropy = -float(dataset.action_size)
+        self._target_entropy = self.online.head.target_entropy
         features = self.online.features
         self._features = torch.compile(features) if config.compile else features
 
@@ -194,7 +198,7 @@ class RCDT(CriticLearning):
             "temperature": self.multipliers.log_temperature.detach().exp(),
         }
 
-    def _actions_to_judge(self, policy: Gaussian, noise: Tensor) -> Tensor:
+    def _actions_to_judge(self, policy: ActionDistribution, noise: Tensor) -> Tensor:
         """(..., A) the actions that critic terms judge.
 
         The mean is not clipped: beyond the bounds, too, a critic's gradient shall move it.
@@ -226,7 +230,7 @@ class RCDT(CriticLearning):
         config, normalizer = self.config, self.policy.normalizer
         window = normalizer.window(batch)
         features = self._features(window)
-        policy: Gaussian = self.online.head(features)
+        policy: ActionDistribution = self.online.head(features)
         log_prob = policy.log_prob(window.actions)
         loss = nll = losses.weighted_nll(log_prob, batch.weights, batch.mask)
         entropy = losses.masked_mean(policy.entropy(), batch.mask)

@@ -12,6 +12,7 @@ from torch import Tensor
 from typing_extensions import Self
 
 from rcdt_agent import distributed
+from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.agent import Agent, ConfigT, PolicyT
 from rcdt_agent.algorithms.files import (
     agent_to_bytes,
@@ -28,7 +29,7 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
 
     @abstractmethod
     def restore_policy(
-        self, values: dict[str, Any], observation: gym.spaces.Box, action: gym.spaces.Box
+        self, values: dict[str, Any], observation: gym.spaces.Box, action: ActionSpace
     ) -> PolicyT:
         """The policy of a checkpoint, whose `Policy.to_dict` gave `values`; weights follow."""
 

@@ -14,9 +14,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent import distributed
+from rcdt_agent.action_spaces import check_action_space
 from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.normalizer import check_action_space
 from rcdt_agent.observations import FlatObservation, ObservationLayout, is_nested
 
 Env = gym.Env[Any, Any]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent import distributed, weighted_losses
+from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
     MarkovAlgorithm,
@@ -151,7 +152,7 @@ class TraC(MarkovAlgorithm[TraCPolicy, TraCConfig]):
     presets = PRESETS
 
     def build_policy(
-        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: gym.spaces.Box
+        self, dataset: TrajectoryDataset, observation: gym.spaces.Box, action: ActionSpace
     ) -> TraCPolicy:
         """An untrained policy for the data; refuses data without anything desirable."""
         self.segments(dataset)

@@ -12,9 +12,11 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array
+from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent.action_spaces import DISCRETE
 from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.data.readers import action_rows
 from rcdt_agent.env_step import CostFunction, CostKey, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
@@ -26,8 +28,8 @@ class Trajectory:
 
     observations: Float32Array
     """(T + 1, O): before each step, and after the last."""
-    actions: Float32Array
-    """(T, A) as given to `step`."""
+    actions: Float32Array | Int64Array
+    """(T, A) as given to `step`; int64 where they are discrete."""
     rewards: Float32Array
     """(T,) as the environment paid them."""
     costs: Float32Array
@@ -73,8 +75,8 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         """Wrap an environment.
 
         Args:
-            env: Actions must be a box of rank 1, and so must observations; or Dict, Tuple or
-                discrete ones, which are recorded flat.
+            env: Observations must be a Box of rank 1; Dict, Tuple and discrete ones are recorded
+                flat. Actions must be a Box of rank 1, or discrete.
             sink: Receives each finished trajectory, for example `TrajectoryStore(...).append`. By
                 default they are kept in `trajectories`.
             cost_key: Where in `info` the cost is (five-value steps).
@@ -83,13 +85,16 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
                 each, as for `ReturnCostTokens`.
 
         Raises:
-            InvalidArgumentError: A space is not a box of rank 1.
+            InvalidArgumentError: A space is neither a Box of rank 1 nor, of actions, discrete.
         """
         super().__init__(env)
         self._layout = ObservationLayout.of(env.observation_space)
         seen = self._layout.flat_space if self._layout else env.observation_space
         spaces = {"observation": seen, "action": env.action_space}
+        self._discrete = isinstance(env.action_space, DISCRETE)
         for name, space in spaces.items():
+            if name == "action" and self._discrete:
+                continue
             if not isinstance(space, gym.spaces.Box) or len(space.shape) != 1:
                 raise InvalidArgumentError(
                     f"`env` must have a {name} space that is a Box of rank 1, got {space}."
@@ -101,7 +106,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self._cost_names = check_cost_names(cost_names, len(cost_names))
         self._obs: Any = None
         self._recording = False
-        self._rows: list[tuple[Float32Array, float, Any]] = []  # action, reward, cost
+        self._rows: list[tuple[Any, float, Any]] = []  # action, reward, cost
         self._observations: list[Float32Array] = []
 
     def reset(
@@ -117,7 +122,9 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         """Step and write down; at the end of the episode hand the trajectory over."""
         if not self._recording:
             raise gym.error.ResetNeeded("Call `reset` before `step`: no episode is running.")
-        taken = _copy(action)  # before the environment may change it
+        taken = (
+            action_rows([np.ravel(action)])[0] if self._discrete else _copy(action)
+        )  # before the environment may change it
         obs, reward, cost, terminated, truncated, info = read_step(
             self.env.step(action),
             cost_key=self._cost_key,

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
 from rcdt_agent.errors import DatasetError
@@ -67,10 +68,11 @@ def check_not_negative(array: Float32Array, key: str, name: str) -> None:
 
 
 def check_within(
-    array: Float32Array, low: Float32Array, high: Float32Array, key: str, name: str
+    array: npt.NDArray[Any], low: npt.NDArray[Any], high: npt.NDArray[Any], key: str, name: str
 ) -> None:
     """Refuse rows (N, A) outside bounds (A,), but for rounding; names the first, and how many."""
-    slack = 1e-5 * np.maximum(np.abs(low), np.abs(high))
+    whole = array.dtype.kind in "iu"
+    slack = 0 if whole else 1e-5 * np.maximum(np.abs(low), np.abs(high))
     n_outside, first = 0, 0
     for start in range(0, len(array), _CHUNK):
         rows = array[start : start + _CHUNK]

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.action_spaces import Choices, action_width
 from rcdt_agent.costs import ONE_COST, CostBudget, check_cost_names, in_order
 from rcdt_agent.data.checks import (
     check_finite,
@@ -26,6 +27,7 @@ from rcdt_agent.data.checks import (
 )
 from rcdt_agent.data.frontier import Frontier, Outcomes, coverage
 from rcdt_agent.data.readers import (
+    action_rows,
     cost_columns,
     end_flags,
     episode_arrays,
@@ -68,7 +70,7 @@ class TrajectoryDataset:
 
     Attributes:
         observations: (N, O) observation before each step.
-        actions: (N, A).
+        actions: (N, A); int64 where they are discrete, one column for each choice.
         rewards: (N,) reward of each step.
         costs: (N,) cost of each step, >= 0; (N, m) of m costs.
         offsets: (M + 1,) first row of each trajectory, and N.
@@ -83,7 +85,7 @@ class TrajectoryDataset:
     """
 
     observations: Float32Array
-    actions: Float32Array
+    actions: npt.NDArray[Any]
     rewards: Float32Array
     costs: Float32Array
     offsets: Int64Array
@@ -115,7 +117,7 @@ class TrajectoryDataset:
 
         Args:
             observations: (N, O); or a dict or tuple of arrays (N, ...), stored flat.
-            actions: (N, A).
+            actions: (N, A). Whole numbers, (N,) or (N, k), are discrete actions.
             rewards: (N,) or (N, 1).
             costs: (N,) or (N, 1), >= 0. Several costs: (N, m), or a mapping of names to (N,).
             terminals: (N,) nonzero where the task ended the episode.
@@ -139,10 +141,11 @@ class TrajectoryDataset:
         observations, next_observations, layout = flat_observations(
             observations, next_observations, observation_space, len(np.asarray(rewards)), name
         )
-        given = {
-            "observations": observations, "actions": actions, "rewards": rewards, "costs": costs,
-        }  # fmt: skip
-        arrays = {key: np.asarray(value, dtype=np.float32) for key, value in given.items()}
+        given = {"observations": observations, "rewards": rewards, "costs": costs}
+        arrays: dict[str, npt.NDArray[Any]] = {
+            key: np.asarray(value, dtype=np.float32) for key, value in given.items()
+        }
+        arrays["actions"] = action_rows(actions)
         arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
         is_terminal, is_timeout, is_unclear = end_flags(terminals, timeouts, dones, name)
         columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
@@ -300,6 +303,11 @@ class TrajectoryDataset:
         return int(self.actions.shape[1])
 
     @property
+    def discrete_actions(self) -> bool:
+        """Whether actions are whole numbers."""
+        return bool(np.issubdtype(self.actions.dtype, np.integer))
+
+    @property
     def n_costs(self) -> int:
         """m, the number of costs."""
         return len(self.cost_names)
@@ -411,7 +419,7 @@ class TrajectoryDataset:
         Raises:
             DatasetError: Names the file, the key, and both sizes, or the first row outside.
         """
-        sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
+        sizes = gym.spaces.flatdim(observation_space), action_width(action_space)
         layout = ObservationLayout.of(observation_space)
         if self.layout and layout and self.layout.parts != layout.parts:
             raise DatasetError(
@@ -420,7 +428,17 @@ class TrajectoryDataset:
                 f"are read with `observation_space`."
             )
         self.check_sizes(*sizes, "the environment's")
-        if isinstance(action_space, gym.spaces.Box):
+        choices = Choices.of(action_space)
+        if choices is not None:
+            if not self.discrete_actions:
+                raise DatasetError(
+                    f"{self.name}: `actions` must be whole numbers (an integer dtype) for "
+                    f"{action_space}, got {self.actions.dtype}."
+                )
+            low = np.array(choices.starts)
+            high = low + choices.counts - 1
+            check_within(self.actions, low, high, "actions", self.name)
+        elif isinstance(action_space, gym.spaces.Box):
             low, high = action_space.low.ravel(), action_space.high.ravel()
             check_within(self.actions, low, high, "actions", self.name)
 

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from rcdt_agent._io import atomic_write
-from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent._types import BoolArray
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
@@ -234,8 +234,10 @@ def _attribute_names(item: Any, path: Path) -> list[str] | None:
     return names
 
 
-def _read_floats(item: Any, key: str) -> Float32Array:
-    values: Float32Array = np.empty(item.shape, dtype=np.float32)
+def _read_floats(item: Any, key: str) -> Any:
+    """The values as float32; discrete actions, which are whole numbers, as int64."""
+    whole = key == "actions" and item.dtype.kind in "biu"
+    values: Any = np.empty(item.shape, dtype=np.int64 if whole else np.float32)
     if item.shape and 0 not in item.shape:
         item.read_direct(values)
     if key in ("rewards", "costs") and values.ndim == 2 and values.shape[1] == 1:

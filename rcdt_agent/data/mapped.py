@@ -169,7 +169,8 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
         raise DatasetError(f"{path}: cannot be read ({error}).") from error
     expected = {"f": np.float32, "i": np.int64, "b": np.bool_}[kind]
     several = key == "costs" and values.ndim == 2
-    if values.dtype != expected or (values.ndim != rank and not several):
+    discrete = key == "actions" and values.dtype == np.int64
+    if (values.dtype != expected and not discrete) or (values.ndim != rank and not several):
         raise DatasetError(
             f"{path}: must hold {np.dtype(expected).name} of rank {rank}, got {values.dtype.name} "
             f"of shape {values.shape}."
@@ -179,13 +180,15 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
 
 def _copy(item: h5py.Dataset, path: Path) -> np.ndarray[Any, Any]:
     """The rows of an HDF5 dataset in a .npy file, memory-mapped."""
-    if len(item.shape) != 2:
+    whole = path.stem == "actions" and item.dtype.kind in "biu"
+    shape = (*item.shape, 1) if whole and len(item.shape) == 1 else item.shape
+    if len(shape) != 2:
         raise DatasetError(f"{item.file.filename}: `{item.name[1:]}` must have rank 2.")
     target: np.ndarray[Any, Any] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
-        path, mode="w+", dtype=np.float32, shape=item.shape
+        path, mode="w+", dtype=np.int64 if whole else np.float32, shape=shape
     )
     for start in range(0, len(item), _ROWS):
-        target[start : start + _ROWS] = item[start : start + _ROWS]
+        target[start : start + _ROWS] = item[start : start + _ROWS].reshape(-1, shape[1])
     del target  # opened again for reading: its pages can be dropped at any time
     return np.asanyarray(np.load(path, mmap_mode="r"))
 

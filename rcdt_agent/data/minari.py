@@ -88,7 +88,7 @@ def write_minari(
         dataset: Trajectories whose last observations are known: Minari's episodes hold them.
         dataset_id: Such as `robot/pick-v0`.
         observation_space: Default: an unbounded Box.
-        action_space: Default: a Box of [-1, 1].
+        action_space: Default: a Box of [-1, 1]; of discrete actions, as the data are.
         **metadata: For `minari.create_dataset_from_buffers`: `env`, `author`, `description`, ...
 
     Returns:
@@ -109,8 +109,7 @@ def write_minari(
     spaces = {
         "observation_space": observation_space
         or gym.spaces.Box(-np.inf, np.inf, (dataset.observation_size,), np.float32),
-        "action_space": action_space
-        or gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), np.float32),
+        "action_space": action_space or _default_actions(dataset),
     }
     refuse_several(dataset.cost_names, "A Minari dataset")
     dataset.check_spaces(spaces["observation_space"], spaces["action_space"])
@@ -131,6 +130,14 @@ def write_minari(
             with suppress(OSError, ValueError):
                 minari.delete_dataset(dataset_id)
             raise DatasetError(f"{dataset_id}: could not be written ({error}).") from error
+
+
+def _default_actions(dataset: TrajectoryDataset) -> gym.Space[Any]:
+    from rcdt_agent.normalizer import data_action_space
+
+    if dataset.discrete_actions:
+        return data_action_space(dataset)
+    return gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), np.float32)
 
 
 def _episode(

@@ -75,6 +75,15 @@ def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
+def action_rows(actions: Any) -> npt.NDArray[Any]:
+    """(N, A) float32; discrete actions, which are whole numbers (N,) or (N, k), as int64 (N, k)."""
+    array = np.asarray(actions)
+    if array.dtype.kind not in "biu":
+        return np.asarray(actions, dtype=np.float32)
+    whole = np.asarray(array, dtype=np.int64)
+    return whole[:, None] if whole.ndim == 1 else whole
+
+
 def cost_columns(
     costs: Any, cost_names: Sequence[str] | None, name: str
 ) -> tuple[Any, Sequence[str] | None]:
@@ -185,7 +194,9 @@ def episode_arrays(
         arrays = {
             key: np.asarray(costs if key == "costs" else episode[key], dtype=np.float32)
             for key in _FLOATS
+            if key != "actions"
         }
+        arrays["actions"] = action_rows(episode["actions"])
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
         if len(seen) == n_steps + 1:
             arrays["observations"] = seen[:-1]
@@ -276,7 +287,8 @@ def frame_arrays(
     if terminated in found:
         ended = np.asarray(frame[terminated]).astype(np.bool_)[order]
     return {
-        **{key: _columns(frame, names)[order] for key, names in groups.items()},
+        "observations": _columns(frame, groups["observations"])[order],
+        "actions": _columns(frame, groups["actions"], whole=True)[order],
         "rewards": np.asarray(frame[reward], dtype=np.float32)[order],
         "costs": _columns(frame, costs)[order],
         "cost_names": costs,
@@ -285,10 +297,14 @@ def frame_arrays(
     }
 
 
-def _columns(frame: Any, names: Sequence[str]) -> npt.NDArray[np.float32]:
-    """(N, K) of columns of numbers, or of one column of vectors."""
+def _columns(frame: Any, names: Sequence[str], *, whole: bool = False) -> npt.NDArray[Any]:
+    """(N, K) float32 of columns of numbers, or of one column of vectors.
+
+    With `whole`, whole numbers stay so.
+    """
     columns = [np.asarray(frame[name]) for name in names]
-    if len(columns) == 1 and columns[0].dtype == object:
-        return np.stack([np.asarray(value, dtype=np.float32) for value in columns[0]])
-    table: npt.NDArray[np.float32] = np.stack(columns, axis=1).astype(np.float32)
-    return table
+    vectors = len(columns) == 1 and columns[0].dtype == object
+    table = np.stack(
+        [np.asarray(v) for v in columns[0]] if vectors else columns, axis=0 if vectors else 1
+    )
+    return action_rows(table) if whole else table.astype(np.float32)

@@ -22,8 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write, versions
+from rcdt_agent.actions import Gaussian
 from rcdt_agent.deploy.onnx_file import (
     CHECKSUM_KEY,
+    DISCRETE_OUTPUTS,
     FORMAT_VERSION,
     INPUTS,
     METADATA_KEY,
@@ -60,6 +62,8 @@ class WindowPolicy(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The action at every step of each window, and the log-std of its scaled form.
 
+        Of discrete actions the log probability of every option instead.
+
         Args:
             observations: (B, K, O).
             actions: (B, K, A) taken so far; the present one and the padding are not looked at.
@@ -76,7 +80,10 @@ class WindowPolicy(nn.Module):
             mask=torch.ones_like(timesteps, dtype=torch.bool),
         )
         distribution = self.transformer(self.normalizer.window(window))
-        return self.normalizer.unscale_actions(distribution.mode()), distribution.log_std
+        spread = (
+            distribution.log_std if isinstance(distribution, Gaussian) else distribution.log_probs
+        )
+        return self.normalizer.unscale_actions(distribution.mode()), spread
 
 
 def export_onnx(agent: BudgetConditioned, path: str | Path) -> None:
@@ -123,7 +130,7 @@ def _refuse_a_shield(agent: BudgetConditioned) -> None:
 
 def _onnx_model(policy: ConditionedPolicy, context_length: int) -> Any:
     module = WindowPolicy(policy).eval()
-    size_o, size_a = policy.normalizer.obs_mean.numel(), policy.normalizer.action_low.numel()
+    size_o, size_a = policy.normalizer.obs_mean.numel(), policy.normalizer.action_width
     shape = 2, context_length  # a batch of one would be taken for a constant
     example = (
         torch.zeros(*shape, size_o),
@@ -138,7 +145,7 @@ def _onnx_model(policy: ConditionedPolicy, context_length: int) -> Any:
             example,
             dynamo=True,
             input_names=list(INPUTS),
-            output_names=list(OUTPUTS),
+            output_names=list(OUTPUTS if policy.normalizer.choices is None else DISCRETE_OUTPUTS),
             dynamic_shapes=({0: torch.export.Dim("batch")},) * len(INPUTS),
             opset_version=_OPSET,
             verbose=False,
@@ -153,7 +160,8 @@ def _metadata(agent: BudgetConditioned) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "observation_shape": list(policy.observation_space.shape),
-        "action_shape": list(policy.action_space.shape),
+        "action_shape": list(policy.action_space.shape or ()),
+        "action_dtype": str(policy.action_space.dtype),
         "action_low": policy.normalizer.action_low.tolist(),
         "action_high": policy.normalizer.action_high.tolist(),
         # `Conditioning.from_dict` takes these two, as it does from a checkpoint.

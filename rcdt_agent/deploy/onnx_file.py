@@ -27,7 +27,7 @@ INPUTS = {
     "timesteps": "timesteps",
 }
 """Inputs of the graph, and the field of a `Window` that each takes."""
-OUTPUTS = ("action", "log_std")
+OUTPUTS, DISCRETE_OUTPUTS = ("action", "log_std"), ("action", "log_prob")
 NO_CHECKSUM = "0" * 64
 
 

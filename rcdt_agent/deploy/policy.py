@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent.action_spaces import ActionSpace, Choices, action_width
+from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.config import Config
 from rcdt_agent.costs import columns, cost_signals, refuse_several
 from rcdt_agent.critics import TwinCritics
@@ -24,7 +26,7 @@ from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.model import Gaussian, PolicyTransformer, Window
+from rcdt_agent.model import PolicyTransformer, Window
 from rcdt_agent.normalizer import Normalizer
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import Task
@@ -41,7 +43,7 @@ class Policy(nn.Module):
         self,
         normalizer: Normalizer,
         observation_space: gym.spaces.Box,
-        action_space: gym.spaces.Box,
+        action_space: ActionSpace,
     ) -> None:
         """Hold what every policy has."""
         super().__init__()
@@ -97,7 +99,7 @@ class ConditionedPolicy(Policy):
         normalizer: Normalizer,
         conditioning: Conditioning,
         observation_space: gym.spaces.Box,
-        action_space: gym.spaces.Box,
+        action_space: ActionSpace,
         *,
         episode_length: int,
         cost_limit: npt.ArrayLike,
@@ -134,6 +136,7 @@ class ConditionedPolicy(Policy):
             log_std_range=config.log_std_range,
             cost_head=config.cost_head_weight > 0,
             n_costs=len(cost_names),
+            choices=normalizer.choices.counts if normalizer.choices else (),
         )
         signals = ("reward",) * config.q_guidance + self.cost_signals * config.cost_penalty
         self.critics = TwinCritics(
@@ -148,7 +151,7 @@ class ConditionedPolicy(Policy):
 
     @classmethod
     def from_data(
-        cls, config: Config, dataset: TrajectoryDataset, task: Task | None, **spaces: gym.spaces.Box
+        cls, config: Config, dataset: TrajectoryDataset, task: Task | None, **spaces: Any
     ) -> ConditionedPolicy:
         """An untrained policy; everything that depends on the data is fixed here."""
         outcomes = dataset.outcomes
@@ -225,9 +228,9 @@ class ConditionedPolicy(Policy):
             ctg, steps_left, self.cost_discount, finite=self.finite_critics
         )
 
-    def forward(self, window: Window, *, last_only: bool = False) -> Gaussian:
-        """Action distribution, in [-1, 1], of windows in task units."""
-        distribution: Gaussian = self.transformer(
+    def forward(self, window: Window, *, last_only: bool = False) -> ActionDistribution:
+        """Action distribution, as networks see actions, of windows in task units."""
+        distribution: ActionDistribution = self.transformer(
             self.normalizer.window(window), last_only=last_only
         )
         return distribution
@@ -243,7 +246,7 @@ class ConditionedPolicy(Policy):
         last = self._present(state, state.window(target_return, cost_budget, self.device))
         chosen = last.mode()
         if not deterministic:
-            chosen = last.rsample(Gaussian.draw_noise(last.mean, generator))
+            chosen = last.sample(generator)
         replaced = np.zeros(state.n_envs, dtype=np.bool_)
         if self.shield_candidates:
             left = cost_budget - state.total_cost
@@ -251,7 +254,7 @@ class ConditionedPolicy(Policy):
         actions = self.normalizer.unscale_actions(chosen).cpu().numpy()
         return actions, state.with_action(actions, replaced)
 
-    def _present(self, state: AgentState, window: Window) -> Gaussian:
+    def _present(self, state: AgentState, window: Window) -> ActionDistribution:
         """The distribution (N, A) at the present step of each window."""
         position = state.position
         last_only = bool((position == position[0]).all())
@@ -259,16 +262,15 @@ class ConditionedPolicy(Policy):
         size = n_windows
         if self.device.type == "cpu":
             size = self.transformer.windows_within(CPU_CHUNK, n_steps)
-        distribution = Gaussian.cat(
-            [self(part, last_only=last_only) for part in window.split(size)]
-        )
+        parts = [self(part, last_only=last_only) for part in window.split(size)]
+        distribution: ActionDistribution = type(parts[0]).cat(parts)
         if last_only:
             return distribution[:, 0]
         # Episodes of different age: the present step is not the last one of every window.
         return distribution[torch.arange(n_windows), torch.from_numpy(position)]
 
     def _shielded(
-        self, state: AgentState, policy: Gaussian, chosen: Tensor, left: Float32Array
+        self, state: AgentState, policy: ActionDistribution, chosen: Tensor, left: Float32Array
     ) -> tuple[Tensor, BoolArray]:
         steps = torch.from_numpy(state.clock).to(self.device)
         to_go = torch.from_numpy(left).to(self.device)
@@ -309,10 +311,10 @@ class ConditionedPolicy(Policy):
         config: Config,
         values: dict[str, Any],
         observation_space: gym.spaces.Box,
-        action_space: gym.spaces.Box,
+        action_space: ActionSpace,
     ) -> ConditionedPolicy:
         """The inverse of `to_dict`; tensors come from the state dict."""
-        sizes = gym.spaces.flatdim(observation_space), gym.spaces.flatdim(action_space)
+        sizes = gym.spaces.flatdim(observation_space), action_width(action_space)
         conditioning = Conditioning.from_dict(config, values["conditioning"])
         n_costs = len(conditioning.cost_names)
         episode_length = int(values["episode_length"])
@@ -329,7 +331,7 @@ class ConditionedPolicy(Policy):
         rates = episode_length if config.token_rates else None
         return cls(
             config,
-            Normalizer(*sizes, config.ctg_shape, rates, n_costs),
+            Normalizer(*sizes, config.ctg_shape, rates, n_costs, Choices.of(action_space)),
             conditioning,
             observation_space,
             action_space,

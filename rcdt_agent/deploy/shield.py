@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from rcdt_agent._types import BoolArray
+from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.losses import pessimistic
-from rcdt_agent.model import Gaussian
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CriticShield:
     """Chooses among actions near the policy's by the critics' estimates.
 
-    The candidates are fixed multiples of the policy's standard deviation around its mean, the
-    same at every step: a shielded policy remains a function of what it sees.
+    The candidates are `ActionDistribution.candidates`, by the same rule at every step: a shielded
+    policy remains a function of what it sees.
 
     Attributes:
         critics: `cost`, by which actions fit or do not; and, if trained, `reward`, whose smaller
@@ -34,7 +34,7 @@ class CriticShield:
     def choose(
         self,
         obs: Tensor,
-        policy: Gaussian,
+        policy: ActionDistribution,
         own: Tensor,
         allowed: Tensor,
         context: Tensor | None = None,
@@ -51,26 +51,16 @@ class CriticShield:
             allowed: (N,) what the cost critic may say, in its unit.
             context: (N, X) what the critics see besides, if anything.
         """
-        mean, std = policy.mean, policy.log_std.exp()
-        offsets = _offsets(self.n_candidates, mean.shape[1]).to(mean)
-        around = (mean + offsets[:, None] * std).clamp(-1.0, 1.0)
-        candidates = torch.cat((own[None], around))  # (1 + M, N, A)
+        candidates = torch.cat((own[None], policy.candidates(self.n_candidates)))  # (1 + M, N, A)
         n = len(candidates)
         repeated = None if context is None else context.expand(n, *context.shape)
         values = self.critics(obs.expand(n, *obs.shape), candidates, repeated)
         costs = pessimistic(values["cost"], self.cost_pessimism).clamp(min=0.0)  # (1 + M, N)
         fits = costs <= allowed
-        if "reward" in values:
-            merit = values["reward"].amin(0)
-        else:
-            merit = -((candidates - mean) / std).square().sum(-1)
+        by_reward = "reward" in values
+        merit = values["reward"].amin(0) if by_reward else policy.nearness(candidates)
         merit = torch.where(fits, merit, -torch.inf)
         pick = torch.where(fits.any(0), merit.argmax(0), costs.argmin(0))
         pick = torch.where(fits[0], torch.zeros_like(pick), pick)
-        rows = torch.arange(len(mean), device=mean.device)
+        rows = torch.arange(len(own), device=own.device)
         return candidates[pick, rows], (pick > 0).cpu().numpy()
-
-
-def _offsets(n: int, size: int) -> Tensor:
-    """(n, size) standard normal draws, always the same."""
-    return torch.randn((n, size), generator=torch.Generator().manual_seed(0))
