@@ -109,6 +109,22 @@ def test_the_run_keeps_the_estimate_and_the_report_shows_it(tmp_path, drivers):
     assert "Estimated without" not in write_report(Run(folder)).read_text()  # another agent's
 
 
+def test_the_report_shows_the_estimate_of_every_cost(tmp_path):
+    folder, data = str(tmp_path / "run"), str(tmp_path / "fuel.hdf5")
+    TrajectoryDataset.from_arrays(**record_fuel_drivers(30, seed=1)).to_hdf5(data)
+    small = ["--batch-size", "16", "--embedding-size", "16", "--total-steps", "5"]
+    train = ["train", data, "--preset", "tiny", *small, "--no-evaluate", "--output", folder]
+    assert run_command(train) == 0
+    budgets = ["--cost-budgets", "speeding=5,fuel=20"]
+    assert run_command(["evaluate", folder, "--offline", data, *budgets]) == 0
+    (ours,) = json.loads((tmp_path / "run" / "offline.json").read_text())["results"]
+    page = write_report(Run(tmp_path / "run")).read_text()
+    table = page.split("<h3>Estimated without a simulator</h3>")[1].split("</table>")[0]
+    for name in ("speeding", "fuel"):
+        assert f"{name}, estimated" in table and f"{name}, measured" in table
+        assert f"{ours['mean_cost'][name]:.2f}, {ours['nearest_cost'][name]:.2f}" in table
+
+
 def test_trajectories_of_other_lengths_that_end_or_are_cut():
     lengths = [9, 4, 12, 12, 6, 7, 12, 3, 8, 12, 5, 10]
     ends = [i % 2 == 0 for i in range(12)]
