@@ -145,7 +145,7 @@ def constant(value: float, n: int = 12) -> TrajectoryDataset:
 def test_imitation_error_by_hand(monkeypatch):
     agent = BC(preset="tiny", seed=0, width=8).learn(constant(0.5), 2)
     monkeypatch.setattr(
-        agent, "predict", lambda obs, state: (np.full((len(obs), 1), 0.3, np.float32), state)
+        agent, "predict", lambda obs, state, *_: (np.full((len(obs), 1), 0.3, np.float32), state)
     )
     found = imitation_error(agent, constant(0.5), 0.0, most=5)
     # Within a budget of 0 there is one trajectory: errors 0.3 and -0.7, variance 0.25.

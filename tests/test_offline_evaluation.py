@@ -11,7 +11,10 @@ from rcdt_agent import BC, RCDT, TrajectoryDataset
 from rcdt_agent.algorithms.recorded import actions_along
 from rcdt_agent.cli import run_command
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.experiments.report import write_report
+from rcdt_agent.experiments.runs import Run
 from rcdt_agent.fitted_q import FQEConfig
+from rcdt_agent.offline_evaluation import nearest_outcomes
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 from rcdt_agent.tasks.speed_limit_costs import record_fuel_drivers
 from tests.conftest import QUICK, random_arrays
@@ -61,6 +64,67 @@ def test_recorded_facts_lead_the_agent(driver, many):
         state = state.observe(few.rewards[row], few.costs[row])
 
 
+def test_nearest_trajectories_by_hand():
+    """Twelve trajectories with actions i / 10: those of ten trajectories are nearest to 1.1."""
+    arrays = random_arrays([3] * 12)
+    arrays["actions"] = np.repeat(np.arange(12) / 10, 3)[:, None].astype(np.float32)
+    data = TrajectoryDataset.from_arrays(**arrays)
+    found = nearest_outcomes(np.full_like(data.actions, 1.1), data)
+    np.testing.assert_allclose(found[:, 0], data.episode_returns[:1:-1])
+    np.testing.assert_allclose(found[:, 1], data.episode_costs[:1:-1])
+
+
+def test_intervals_span_both_estimates_and_passing_needs_both(agent, drivers):
+    for r in agent.evaluate_offline(drivers, [2, 5, 20, 40], config=SMALL).results:
+        low, high = r.return_interval
+        assert low <= min(r.mean_return, r.nearest_return)
+        assert high >= max(r.mean_return, r.nearest_return)
+        low, high = r.cost_interval
+        assert low <= min(r.mean_cost, r.nearest_cost)
+        assert high >= max(r.mean_cost, r.nearest_cost)
+        assert r.passed == (max(r.mean_cost, r.nearest_cost) <= r.budget)
+
+
+def test_the_run_keeps_the_estimate_and_the_report_shows_it(tmp_path, drivers):
+    folder, data = tmp_path / "run", str(tmp_path / "data.hdf5")
+    drivers.to_hdf5(data)
+    small = ["--batch-size", "16", "--embedding-size", "16", "--total-steps", "5"]
+    train = ["train", "SpeedLimit", "--preset", "tiny", *small, "--no-evaluate"]
+    assert run_command([*train, "--output", str(folder)]) == 0
+    assert run_command(["evaluate", str(folder), "--budgets", "5", "--episodes", "2"]) == 0
+    assert run_command(["evaluate", str(folder), "--offline", data, "--budgets", "5", "20"]) == 0
+    ours = json.loads((folder / "offline.json").read_text())["results"]
+    (real,) = json.loads((folder / "report.json").read_text())["results"]
+    page = write_report(Run(folder)).read_text()
+    _, shown = page.split("<h3>Estimated without a simulator</h3>")
+    table = shown.split("</table>")[0]
+    for r in ours:
+        assert f"{r['mean_return']:.2f}, {r['nearest_return']:.2f}" in table
+        assert f"{r['mean_cost']:.2f}, {r['nearest_cost']:.2f}" in table
+    assert f"{real['mean_return']:.2f}" in table and f"{real['mean_cost']:.2f}" in table
+    assert table.count("not measured") == 2  # return and cost at 20
+    changed = Run(folder).agent()
+    changed.set_deployment(budget_margin=0.5)
+    changed.save(folder / "agent.zip")
+    assert "Estimated without" not in write_report(Run(folder)).read_text()  # another agent's
+
+
+def test_the_report_shows_the_estimate_of_every_cost(tmp_path):
+    folder, data = str(tmp_path / "run"), str(tmp_path / "fuel.hdf5")
+    TrajectoryDataset.from_arrays(**record_fuel_drivers(30, seed=1)).to_hdf5(data)
+    small = ["--batch-size", "16", "--embedding-size", "16", "--total-steps", "5"]
+    train = ["train", data, "--preset", "tiny", *small, "--no-evaluate", "--output", folder]
+    assert run_command(train) == 0
+    budgets = ["--cost-budgets", "speeding=5,fuel=20"]
+    assert run_command(["evaluate", folder, "--offline", data, *budgets]) == 0
+    (ours,) = json.loads((tmp_path / "run" / "offline.json").read_text())["results"]
+    page = write_report(Run(tmp_path / "run")).read_text()
+    table = page.split("<h3>Estimated without a simulator</h3>")[1].split("</table>")[0]
+    for name in ("speeding", "fuel"):
+        assert f"{name}, estimated" in table and f"{name}, measured" in table
+        assert f"{ours['mean_cost'][name]:.2f}, {ours['nearest_cost'][name]:.2f}" in table
+
+
 def test_trajectories_of_other_lengths_that_end_or_are_cut():
     lengths = [9, 4, 12, 12, 6, 7, 12, 3, 8, 12, 5, 10]
     ends = [i % 2 == 0 for i in range(12)]
@@ -85,7 +149,7 @@ def test_several_costs_are_estimated_by_name():
         low, high = report.results[0].cost_interval[name]
         assert low <= report.results[0].mean_cost[name] <= high
         assert high <= data.episode_costs[:, j].max()
-    assert "fuel [95 %]" in report.as_table() and "speeding=5 fuel=20" in report.as_table()
+    assert "fuel: Q, nearest" in report.as_table() and "speeding=5 fuel=20" in report.as_table()
     with pytest.raises(InvalidArgumentError, match="noise unknown; fuel missing"):
         agent.evaluate_offline(data, [{"speeding": 5, "noise": 1}])
 

@@ -34,7 +34,7 @@ def evaluate(
 
     The results are added to the run's report.json: a budget that was measured before is replaced,
     the others stay. With --offline nothing is rolled out: return and cost are estimated from logged
-    data by fitted Q evaluation, and the report stays as it is.
+    data, and written to the run's offline.json, which `rcdt report` shows beside what was measured.
 
     Args:
         agent: A run folder or a checkpoint.
@@ -43,10 +43,15 @@ def evaluate(
         cost_budgets: Of an agent with several costs: collision=5,speeding=20 each.
         episodes: Episodes a budget.
         seed: Episode e is reset with seed + e.
-        output: JSON file for this evaluation alone; the run's report.json stays as it is.
+        output: JSON file for this evaluation alone; the run's own files stay as they are.
         offline: Dataset to estimate from, instead of rolling out.
     """
-    from rcdt_agent.experiments.evaluate import add_to_report, evaluate_run, predict_latency
+    from rcdt_agent.experiments.evaluate import (
+        add_to_report,
+        evaluate_run,
+        predict_latency,
+        write_offline,
+    )
     from rcdt_agent.experiments.runs import Run, open_agent
 
     check_budgets(budgets)
@@ -61,6 +66,9 @@ def evaluate(
         estimate = loaded.evaluate_offline(offline, budgets or named or None, seed=seed)
         if output is not None:
             estimate.to_json(output)
+        elif agent.is_dir():
+            output = write_offline(Run(agent), estimate)
+        if output is not None:
             echo(f"Report: {output}")
         echo(estimate.as_table())
         return 0

@@ -18,6 +18,7 @@ from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.experiments.sources import AnyAlgorithm
+from rcdt_agent.offline_evaluation import OfflineReport
 from rcdt_agent.tasks.registry import get_task
 
 
@@ -137,8 +138,7 @@ def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
     if report.env != home:
         path = path.with_name(f"report-{re.sub(r'[^A-Za-z0-9.]+', '-', report.env)}.json")
         old = read_json(path)
-    assert run.checkpoint is not None  # that is where the agent is from
-    digest = hashlib.sha256(run.checkpoint.read_bytes()).hexdigest()
+    digest = agent_digest(run)
     new: dict[str, Any] = {**json.loads(report.to_json()), "agent_sha256": digest}
     results = {_key(entry): {**entry, "seed": report.seed} for entry in new["results"]}
     if old is not None and old.get("agent_sha256", digest) == digest:
@@ -148,6 +148,30 @@ def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
     new["passed"] = all(entry["passed"] for entry in new["results"])
     write_text(path, json.dumps(new, indent=2) + "\n")
     return path
+
+
+def agent_digest(run: Run) -> str:
+    """SHA-256 of the checkpoint of a run that has one."""
+    assert run.checkpoint is not None
+    return hashlib.sha256(run.checkpoint.read_bytes()).hexdigest()
+
+
+def write_offline(run: Run, report: OfflineReport) -> Path:
+    """Keep the estimates from logged data in the run folder; they replace earlier ones.
+
+    Args:
+        run: A run folder with a checkpoint.
+        report: Estimates of its agent.
+    """
+    values = {**json.loads(report.to_json()), "agent_sha256": agent_digest(run)}
+    write_text(run.offline, json.dumps(values, indent=2) + "\n")
+    return run.offline
+
+
+def read_offline(run: Run) -> dict[str, Any] | None:
+    """What `write_offline` kept, if the agent is still the one that was estimated."""
+    found = read_json(run.offline)
+    return found if found is not None and found.get("agent_sha256") == agent_digest(run) else None
 
 
 def _key(entry: dict[str, Any]) -> tuple[float, ...]:

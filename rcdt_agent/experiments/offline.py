@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms.agent import Agent
+from rcdt_agent.algorithms.recorded import actions_along
 from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.deploy.state import AgentState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,35 +54,15 @@ def imitation_error(
     if not len(within):
         return ImitationError(budget=budget, errors=(), variance=0.0)
     rows = within[np.unique(np.linspace(0, len(within) - 1, min(most, len(within))).astype(int))]
+    looked_at = held_out.select(rows)
     scale = agent.policy.normalizer
-    recorded = _scaled(scale, held_out.actions)
-    predicted = _scaled(scale, _predictions(agent, held_out, rows, budget))
-    steps = [slice(held_out.offsets[row], held_out.offsets[row + 1]) for row in rows]
-    errors = [float(np.square(predicted[part] - recorded[part]).mean()) for part in steps]
-    seen = np.concatenate([recorded[part] for part in steps])
+    recorded = _scaled(scale, looked_at.actions)
+    actions, _ = actions_along(agent, looked_at, budget, looked_at.episode_returns)
+    squared = np.square(_scaled(scale, actions) - recorded)
+    errors = [float(part.mean()) for part in np.split(squared, looked_at.offsets[1:-1])]
     return ImitationError(
-        budget=budget, errors=tuple(errors), variance=float(seen.var(axis=0).mean())
+        budget=budget, errors=tuple(errors), variance=float(recorded.var(axis=0).mean())
     )
-
-
-def _predictions(
-    agent: Agent[Any, Any], data: TrajectoryDataset, rows: Int64Array, budget: float
-) -> Float32Array:
-    """(N, A) predicted actions at the steps of trajectories `rows`; elsewhere zeros."""
-    predicted = np.zeros_like(data.actions)
-    first, lengths = data.offsets[rows], data.lengths[rows]
-    state = None  # others act the same at every budget
-    if agent.budgets == "any":
-        state = agent.begin(len(rows)).with_own_targets(data.episode_returns[rows], budget)
-    for step in range(int(lengths.max())):
-        now = first + np.minimum(step, lengths - 1)  # ended ones stand still, and are not noted
-        running = step < lengths
-        actions, state = agent.predict(data.observations[now], state)
-        predicted[now[running]] = actions.reshape(len(rows), -1)[running]
-        if isinstance(state, AgentState):  # what was done, not what would have been
-            state = state.with_action(data.actions[now])
-            state = state.observe(data.rewards[now] * running, data.costs[now] * running)
-    return predicted
 
 
 def _scaled(normalizer: Any, actions: Float32Array) -> Float32Array:

@@ -19,9 +19,11 @@ from rcdt_agent.algorithms import RCDT, get_algorithm
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.checkpoint import checkpoint_kind, read_checkpoint
 from rcdt_agent.config import Config
+from rcdt_agent.costs import budget_label
 from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.evaluate import read_offline
 from rcdt_agent.experiments.page import escape_prose, escape_text, html_figure, html_table
 from rcdt_agent.experiments.runs import Run, RunOptions
 from rcdt_agent.experiments.sources import AnyAlgorithm
@@ -51,6 +53,7 @@ class _Contents:
     versions: dict[str, str]
     log: list[dict[str, float]]
     results: dict[str, Any] | None
+    offline: dict[str, Any] | None
 
 
 def write_report(run: Run, output: Path | None = None) -> Path:
@@ -127,6 +130,7 @@ def _read(run: Run) -> _Contents:
         versions=meta["versions"],
         log=run.log(),
         results=read_json(run.report),
+        offline=read_offline(run),
     )
 
 
@@ -139,7 +143,7 @@ def _page(contents: _Contents) -> str:
         heading=escape_text(name),
         lead=_lead(contents),
         command=escape_text(options.command or "not recorded"),
-        budgets=_budgets(contents),
+        budgets=_budgets(contents) + _offline(contents),
         pictures=_pictures(contents),
         curves=_curves(contents),
         data=_data(contents),
@@ -202,6 +206,37 @@ def _budgets(contents: _Contents) -> str:
     )
     rows = [[cell(result) for cell in columns.values()] for result in results]
     return html_table(list(columns), rows) + f"<p class=note>{escape_text(note)}</p>"
+
+
+def _offline(contents: _Contents) -> str:
+    """Estimates from logged data beside what was measured; empty if none were made."""
+    report = contents.offline
+    if report is None:
+        return ""
+    measured = contents.results["results"] if contents.results else ()
+    rows, head = [], ["budget"]
+    for ours in report["results"]:
+        real = next((r for r in measured if r["budget"] == ours["budget"]), None)
+        several = isinstance(ours["budget"], dict)
+        row = [budget_label(ours["budget"])]
+        for name in report["check"]:
+            word = "return" if name == "return" else "cost"
+            keys = (f"mean_{word}", f"nearest_{word}", f"{word}_interval")
+            found = [[r[k] for k in keys if k in r] for r in (ours, real) if r]
+            if several and word == "cost":
+                found = [[value[name] for value in values] for values in found]
+            (mean, near, span), *rolled = found
+            row += [f"{mean:.2f}, {near:.2f}\n{span[0]:.2f} to {span[1]:.2f}"]
+            row += [_spread(*values) for values in rolled] or ["not measured"]
+        rows.append(row)
+    for name in report["check"]:
+        head += [f"{name}, estimated", f"{name}, measured"]
+    note = (
+        f"Estimated from {report['dataset']}: fitted Q, mean of the nearest trajectories, and the "
+        f"interval that spans both. {report['limits']}"
+    )
+    title = "<h3>Estimated without a simulator</h3>"
+    return f"{title}{html_table(head, rows)}<p class=note>{escape_text(note)}</p>"
 
 
 def _cost_columns(budget: Any) -> dict[str, Callable[[dict[str, Any]], str]]:

@@ -125,6 +125,11 @@ class Run:
         return self.folder / "report.json"
 
     @property
+    def offline(self) -> Path:
+        """The estimates from logged data as JSON."""
+        return self.folder / "offline.json"
+
+    @property
     def options_file(self) -> Path:
         """What the run was asked to do, as JSON."""
         return self.folder / "run.json"
