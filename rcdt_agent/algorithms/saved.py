@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -21,6 +22,9 @@ from rcdt_agent.algorithms.files import (
     write_agent,
 )
 from rcdt_agent.algorithms.sb3 import Env
+from rcdt_agent.checkpoint import to_path
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model_card import write_card
 
 
 class SavedAgent(Agent[PolicyT, ConfigT]):
@@ -32,7 +36,14 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
     ) -> PolicyT:
         """The policy of a checkpoint, whose `Policy.to_dict` gave `values`; weights follow."""
 
-    def save(self, path: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> None:
+    def save(
+        self,
+        path: Any,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+        *,
+        card: bool = False,
+    ) -> None:
         """Write one zip of safetensors and JSON, from which training can continue bit for bit.
 
         Of several processes that train together, rank 0 writes it.
@@ -42,9 +53,21 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
             exclude: Parts to leave out, for a smaller file: `training`, which only training
                 needs, or of it `optimizers`. Training on begins them anew.
             include: Parts to write although they are excluded.
+            card: Write a model card beside it, `.md` in place of `.zip`: task, data, settings,
+                budgets measured, limits.
+
+        Raises:
+            InvalidArgumentError: A part is unknown, the agent is untrained, or a card is asked for
+                beside an open file.
+            CheckpointError: The disk is full or the folder read-only; an older file stays.
         """
+        target = to_path(path)
+        if card and not isinstance(target, Path):
+            raise InvalidArgumentError("`card` needs a path to write beside, got an open file.")
         if distributed.is_main():
             write_agent(self, path, exclude=exclude, include=include)
+            if card and isinstance(target, Path):
+                write_card(self, target.with_suffix(".md"))
 
     @classmethod
     def load(
