@@ -109,6 +109,97 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
             agent.set_env(env)
         return agent
 
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        training: bool = False,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+    ) -> str:
+        """Upload the agent and its model card to the Hugging Face hub, in one commit.
+
+        Needs the extra `hub`. Of several processes that train together, rank 0 uploads.
+
+        Args:
+            repo_id: `user/name`; made if it does not exist.
+            private: Whether a new repository is private; None: as the account's default.
+            revision: Branch; default: `main`.
+            commit_message: Default: algorithm and steps.
+            training: Also what only training needs; a larger file, from which training resumes.
+            token: Of the account; None: the one of `hf auth login` or `HF_TOKEN`.
+            endpoint: Of another hub; default: `HF_ENDPOINT`, or the public one.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            InvalidArgumentError: The extra is missing, `repo_id` is none, or nothing is trained.
+            HubError: The hub refused, or could not be reached.
+        """
+        from rcdt_agent.hub import push_agent
+
+        if not distributed.is_main():
+            return ""
+        return push_agent(
+            self,
+            repo_id,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            training=training,
+            token=token,
+            endpoint=endpoint,
+        )
+
+    @classmethod
+    def from_hub(
+        cls,
+        repo_id: str,
+        *,
+        filename: str = "agent.zip",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Download an agent of this class and load it; nothing in the file is executed.
+
+        Needs the extra `hub`.
+
+        Args:
+            repo_id: `user/name`.
+            filename: Of the checkpoint in the repository.
+            revision: Branch, tag or commit. A commit's hash always gives the same file.
+            token: Of an account that may read it; None: the one of `hf auth login`.
+            endpoint: Of another hub; default: `HF_ENDPOINT`, or the public one.
+            cache_dir: Where downloads are kept; default: the package's own cache.
+            local_files_only: Ask no hub: the file must be in the cache.
+            **kwargs: As for `load`.
+
+        Raises:
+            InvalidArgumentError: The extra is missing, or an argument is outside its rule.
+            HubError: It is not there, must not be read, or the hub cannot be reached.
+            CheckpointError: What came is no checkpoint of this class.
+        """
+        from rcdt_agent.hub import download_agent
+
+        path = download_agent(
+            repo_id,
+            filename=filename,
+            revision=revision,
+            token=token,
+            endpoint=endpoint,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+        return cls.load(path, **kwargs)
+
     def read_parameters(self, path: Any) -> dict[str, dict[str, Tensor]]:
         """State dicts of a checkpoint by name."""
         other = type(self).load(path, device="cpu")
