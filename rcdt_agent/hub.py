@@ -131,9 +131,11 @@ def _as_hub_error(repo_id: str) -> Iterator[None]:
             f"`repo_id` must be 'user/name', got {repo_id!r} ({_first_line(error)})."
         ) from error
     except Exception as error:  # HTTP, network, authorisation, files: many types of many packages
-        raise HubError(f"{repo_id}: {type(error).__name__}: {_first_line(error)}") from error
+        cause = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
+        reason = f"{type(error).__name__}: {_first_line(error)}{cause}"
+        raise HubError(f"{repo_id}: {reason}") from error
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:400]

@@ -17,6 +17,8 @@ from rcdt_agent.errors import CheckpointError, HubError, InvalidArgumentError
 
 SECRET = "hf_test_token"
 COMMIT = "c" * 40
+# Of huggingface_hub about its own use of its HTTP client.
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")
 
 
 class Hub(ThreadingHTTPServer):
@@ -67,7 +69,8 @@ class Handler(BaseHTTPRequestHandler):
             asked = json.loads(body)
             name = f"{asked['organization']}/{asked['name']}"
             if name in hub.files:
-                return self.answer(409, {"error": "You already created this repo"})
+                url = f"{hub.endpoint}/{name}"
+                return self.answer(409, {"error": "You already created this repo", "url": url})
             hub.files[name] = {}
             return self.answer(body={"url": f"{hub.endpoint}/{name}", "name": name})
         if path.endswith("/preupload/main"):
@@ -119,7 +122,8 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"X_Error_Code": "EntryNotFound", "X_Repo_Commit": COMMIT}
             return self.answer(404, {}, **headers)
         etag = f'"{hashlib.sha256(content).hexdigest()}"'
-        return self.answer(body=content, ETag=etag, X_Repo_Commit=COMMIT)
+        commit = hashlib.sha1(content).hexdigest()
+        return self.answer(body=content, ETag=etag, X_Repo_Commit=commit)
 
     do_HEAD = do_GET
 
@@ -227,9 +231,6 @@ def test_what_the_hub_refuses_is_our_error_with_the_repository(agent, hub, tmp_p
     hub.files["me/empty"] = {}
     with pytest.raises(HubError, match="me/empty: .*EntryNotFound"):
         load_agent_from_hub("me/empty", **options)
-    for error in (HubError, RuntimeError):
-        with pytest.raises(error):
-            RCDT.from_hub("me/x", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
 
 
 def test_arguments_are_refused_before_anything_is_sent(agent, hub):
