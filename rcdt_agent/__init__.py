@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         OfflineAlgorithm,
         TraC,
         load_agent,
+        load_agent_from_hub,
     )
     from rcdt_agent.config import Config, make_config
     from rcdt_agent.data import TrajectoryDataset
@@ -50,6 +51,7 @@ __all__ = [
     "evaluate_budgets",
     "get_task",
     "load_agent",
+    "load_agent_from_hub",
     "make_config",
     "make_env",
 ]
@@ -69,6 +71,7 @@ _LAZY = {
     "RCDT": "algorithms",
     "TraC": "algorithms",
     "load_agent": "algorithms",
+    "load_agent_from_hub": "algorithms",
     "AgentState": "deploy",
     "BudgetReport": "evaluation",
     "Config": "config",

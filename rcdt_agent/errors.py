@@ -27,6 +27,10 @@ class DownloadError(RCDTError, RuntimeError):
     """A dataset file could not be fetched; the message says which file to put where."""
 
 
+class HubError(RCDTError, RuntimeError):
+    """A model hub refused a request or could not be reached; the message names the repository."""
+
+
 class CheckpointError(RCDTError, ValueError):
     """A checkpoint is damaged, too new, or does not fit; the message says which."""
 

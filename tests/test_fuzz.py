@@ -62,3 +62,41 @@ def test_the_watch_sees_code(event, monkeypatch):
     fuzzing.audit(event, ("os.system('true')",))
     fuzzing.audit("open", ("file",))
     assert fuzzing.seen == [f"{event} (\"os.system('true')\",)"]
+
+
+def test_mutated_npy_folders(tmp_path):
+    """Names of costs and parts of observations included: our error or a sound dataset."""
+    import shutil
+
+    import numpy as np
+
+    from rcdt_agent.errors import DatasetError
+
+    arrays = random_arrays([4, 1, 7])
+    seen = arrays.pop("observations")
+    arrays.pop("next_observations")
+    costs = arrays.pop("costs")
+    data = TrajectoryDataset.from_arrays(
+        **arrays,
+        observations={"a": seen[:, :1], "b": seen[:, 1:]},
+        costs={"one": costs, "two": 2 * costs},
+    )
+    data.to_npy(tmp_path / "base")
+    names = sorted(path.name for path in (tmp_path / "base").iterdir())
+    assert {"observation_space.npy", "cost_names.npy"} <= set(names)
+    refused, messages = 0, []
+    for number in range(400):
+        rng = np.random.default_rng([int(SEED), number])
+        folder = tmp_path / "mutant"
+        shutil.copytree(tmp_path / "base", folder)
+        path = folder / names[number % len(names)]
+        path.write_bytes(fuzzing.mutate_bytes(path.read_bytes(), rng))
+        try:
+            read = TrajectoryDataset.from_npy(folder)
+            assert len(read) >= 1 and np.isfinite(read.episode_costs).all()
+        except DatasetError as error:
+            refused += 1
+            messages.append(str(error))
+        shutil.rmtree(folder)
+    assert 100 < refused < 400
+    assert all(message.startswith(str(tmp_path / "mutant")) for message in messages)

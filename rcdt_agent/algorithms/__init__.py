@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rcdt_agent.algorithms.base import OfflineAlgorithm
@@ -17,6 +18,7 @@ from rcdt_agent.algorithms.rcdt import RCDT
 from rcdt_agent.algorithms.trac import TraC
 from rcdt_agent.checkpoint import checkpoint_kind
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
+from rcdt_agent.hub import FILENAME, download_agent
 
 __all__ = [
     "ALGORITHMS",
@@ -33,6 +35,7 @@ __all__ = [
     "TraC",
     "get_algorithm",
     "load_agent",
+    "load_agent_from_hub",
 ]
 
 ALGORITHMS: dict[str, type[OfflineAlgorithm[Any, Any]]] = {
@@ -72,3 +75,32 @@ def load_agent(path: Any, **kwargs: Any) -> OfflineAlgorithm[Any, Any]:
         if algorithm.__name__ == kind:
             return algorithm.load(path, **kwargs)
     raise CheckpointError(f"{path}: holds a {kind}, which this version does not know.")
+
+
+def load_agent_from_hub(
+    repo_id: str,
+    *,
+    filename: str = FILENAME,
+    revision: str | None = None,
+    token: str | bool | None = None,
+    endpoint: str | None = None,
+    cache_dir: str | Path | None = None,
+    local_files_only: bool = False,
+    **kwargs: Any,
+) -> OfflineAlgorithm[Any, Any]:
+    """Download an agent of whatever algorithm; arguments as `OfflineAlgorithm.from_hub`.
+
+    Raises:
+        HubError: It is not there, must not be read, or the hub cannot be reached.
+        CheckpointError: Not a checkpoint, or of an algorithm that this version does not have.
+    """
+    path = download_agent(
+        repo_id,
+        filename=filename,
+        revision=revision,
+        token=token,
+        endpoint=endpoint,
+        cache_dir=cache_dir,
+        local_files_only=local_files_only,
+    )
+    return load_agent(path, **kwargs)

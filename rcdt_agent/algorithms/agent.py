@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 import gymnasium as gym
@@ -49,10 +50,12 @@ class Provenance:
     Attributes:
         fingerprint: Of the data; empty before there are any.
         published: Whether they are DSRL's own file of the task.
+        name: Of the file or dataset, without its folder.
     """
 
     fingerprint: str = ""
     published: bool = False
+    name: str = ""
 
 
 class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
@@ -69,6 +72,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         training: Optimisers and all else that only training needs.
         provenance: Where the training data come from.
         n_processes: How many trained it last; None before training.
+        last_evaluation: What `evaluate` measured last; None once the agent has changed since.
+        loaded_from: The file that the agent was loaded from, until it changes.
     """
 
     config_class: ClassVar[type[BaseConfig]]
@@ -171,6 +176,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self.training = TrainingState(self.seed, self.config.precision)
         self.provenance = Provenance()
         self.n_processes: int | None = None
+        self.last_evaluation: BudgetReport | None = None
+        self.loaded_from: Path | None = None
         self.acting_generator = torch.Generator().manual_seed(self.seed + 2)
         self._policy: PolicyT | None = None
         if env is not None:
@@ -356,7 +363,13 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         """Roll out at every budget; see `evaluate_budgets`."""
         from rcdt_agent.evaluation import evaluate_budgets
 
-        return evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
+        report = evaluate_budgets(self, env, budgets, n_episodes=n_episodes, seed=seed, **kwargs)
+        self.last_evaluation = report
+        return report
+
+    def forget_evaluation(self) -> None:
+        """The agent is about to change: what was measured of it no longer holds."""
+        self.last_evaluation = self.loaded_from = None
 
     def evaluate_offline(
         self, dataset: AnyData, budgets: Budgets = None, *, seed: int = 0, **kwargs: Any

@@ -11,6 +11,7 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -124,7 +125,8 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             )
         self.dataset = data
         if not self.has_policy:
-            self.provenance = replace(self.provenance, fingerprint=data.fingerprint)
+            name = Path(data.name).name
+            self.provenance = replace(self.provenance, fingerprint=data.fingerprint, name=name)
             self._build(data)
 
     def _build(self, dataset: TrajectoryDataset) -> None:
@@ -194,6 +196,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             return self
         if self.lr_schedule is not None:
             scheduled_rate(self.lr_schedule, 1.0)  # refuse one that is missing before training
+        self.forget_evaluation()
         self.total_steps = self.num_timesteps + steps
         if not self.training.ready:
             self._check_same_data(data)
@@ -275,7 +278,8 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
                 f"with the old scales and targets.",
                 stacklevel=3,
             )
-            self.provenance = Provenance(fingerprint=dataset.fingerprint)
+            name = Path(dataset.name).name
+            self.provenance = Provenance(fingerprint=dataset.fingerprint, name=name)
 
     def autocast(self) -> torch.autocast:
         """The context of forward passes in training, by `config.precision`."""

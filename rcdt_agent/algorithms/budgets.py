@@ -274,6 +274,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
                 "A calibration is for whole episodes, but the budget is for every "
                 f"{self.cost_window} steps: `set_cost_budget` without `per` first."
             )
+        self.forget_evaluation()
         self.policy.calibrate(calibration)
         self._forget_targets()
 
@@ -336,6 +337,8 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
                 f"calibrate again afterwards."
             )
         config = replace(self.config, **fields)
+        if changed:
+            self.forget_evaluation()
         if self.has_policy:
             self.policy.configure(config)
             self._forget_targets()

@@ -90,6 +90,7 @@ def write_agent(
         "seed": agent.seed,
         "fingerprint": agent.provenance.fingerprint,
         "published_data": agent.provenance.published,
+        "data_name": agent.provenance.name,
         "versions": versions(),
         "structure": structure,
     }
@@ -111,7 +112,8 @@ def read_agent(kind: type[AgentT], path: Any, changes: Mapping[str, Any], **opti
         CheckpointError: The file does not hold such an agent.
         InvalidArgumentError: A field cannot be changed.
     """
-    meta, tensors = read_checkpoint(checkpoint_path(path), kind.__name__)
+    source = checkpoint_path(path)
+    meta, tensors = read_checkpoint(source, kind.__name__)
     with as_checkpoint_error(path):
         config = kind.config_class.from_dict(meta["config"])
         seed, task = int(meta["seed"]), get_task(meta["task"]) if meta["task"] else None
@@ -131,13 +133,16 @@ def read_agent(kind: type[AgentT], path: Any, changes: Mapping[str, Any], **opti
     agent.lr_schedule = schedule
     with as_checkpoint_error(path):
         _restore(agent, meta, tensors)
+    agent.loaded_from = source if isinstance(source, Path) and not fields else None
     return agent
 
 
 def _restore(agent: SavedAgent[Any, Any], meta: dict[str, Any], tensors: dict[str, Tensor]) -> None:
     """Give an agent the policy and the training state of a checkpoint, and try it."""
     agent.provenance = Provenance(
-        fingerprint=str(meta["fingerprint"]), published=bool(meta["published_data"])
+        fingerprint=str(meta["fingerprint"]),
+        published=bool(meta["published_data"]),
+        name=str(meta.get("data_name", "")),  # files of earlier versions have none
     )
     spaces = [space_from_dict(meta["spaces"][name]) for name in ("observation", "action")]
     state = unflatten_state(tensors, meta["structure"])

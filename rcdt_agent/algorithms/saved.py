@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -22,6 +23,9 @@ from rcdt_agent.algorithms.files import (
     write_agent,
 )
 from rcdt_agent.algorithms.sb3 import Env
+from rcdt_agent.checkpoint import to_path
+from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model_card import write_card
 
 
 class SavedAgent(Agent[PolicyT, ConfigT]):
@@ -33,7 +37,14 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
     ) -> PolicyT:
         """The policy of a checkpoint, whose `Policy.to_dict` gave `values`; weights follow."""
 
-    def save(self, path: Any, exclude: Iterable[str] = (), include: Iterable[str] = ()) -> None:
+    def save(
+        self,
+        path: Any,
+        exclude: Iterable[str] = (),
+        include: Iterable[str] = (),
+        *,
+        card: bool = False,
+    ) -> None:
         """Write one zip of safetensors and JSON, from which training can continue bit for bit.
 
         Of several processes that train together, rank 0 writes it.
@@ -43,9 +54,21 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
             exclude: Parts to leave out, for a smaller file: `training`, which only training
                 needs, or of it `optimizers`. Training on begins them anew.
             include: Parts to write although they are excluded.
+            card: Write a model card beside it, `.md` in place of `.zip`: task, data, settings,
+                budgets measured, limits.
+
+        Raises:
+            InvalidArgumentError: A part is unknown, the agent is untrained, or a card is asked for
+                beside an open file.
+            CheckpointError: The disk is full or the folder read-only; an older file stays.
         """
+        target = to_path(path)
+        if card and not isinstance(target, Path):
+            raise InvalidArgumentError("`card` needs a path to write beside, got an open file.")
         if distributed.is_main():
             write_agent(self, path, exclude=exclude, include=include)
+            if card and isinstance(target, Path):
+                write_card(self, target.with_suffix(".md"))
 
     @classmethod
     def load(
@@ -86,6 +109,97 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
         if env is not None:
             agent.set_env(env)
         return agent
+
+    def push_to_hub(
+        self,
+        repo_id: str,
+        *,
+        private: bool | None = None,
+        revision: str | None = None,
+        commit_message: str | None = None,
+        training: bool = False,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+    ) -> str:
+        """Upload the agent and its model card to the Hugging Face hub, in one commit.
+
+        Needs the extra `hub`. Of several processes that train together, rank 0 uploads.
+
+        Args:
+            repo_id: `user/name`; made if it does not exist.
+            private: Whether a new repository is private; None: as the account's default.
+            revision: Branch; default: `main`.
+            commit_message: Default: algorithm and steps.
+            training: Also what only training needs; a larger file, from which training resumes.
+            token: Of the account; None: the one of `hf auth login` or `HF_TOKEN`.
+            endpoint: Of another hub; default: `HF_ENDPOINT`, or the public one.
+
+        Returns:
+            The address of the commit.
+
+        Raises:
+            InvalidArgumentError: The extra is missing, `repo_id` is none, or nothing is trained.
+            HubError: The hub refused, or could not be reached.
+        """
+        from rcdt_agent.hub import push_agent
+
+        if not distributed.is_main():
+            return ""
+        return push_agent(
+            self,
+            repo_id,
+            private=private,
+            revision=revision,
+            commit_message=commit_message,
+            training=training,
+            token=token,
+            endpoint=endpoint,
+        )
+
+    @classmethod
+    def from_hub(
+        cls,
+        repo_id: str,
+        *,
+        filename: str = "agent.zip",
+        revision: str | None = None,
+        token: str | bool | None = None,
+        endpoint: str | None = None,
+        cache_dir: str | Path | None = None,
+        local_files_only: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Download an agent of this class and load it; nothing in the file is executed.
+
+        Needs the extra `hub`.
+
+        Args:
+            repo_id: `user/name`.
+            filename: Of the checkpoint in the repository.
+            revision: Branch, tag or commit. A commit's hash always gives the same file.
+            token: Of an account that may read it; None: the one of `hf auth login`.
+            endpoint: Of another hub; default: `HF_ENDPOINT`, or the public one.
+            cache_dir: Where downloads are kept; default: the package's own cache.
+            local_files_only: Ask no hub: the file must be in the cache.
+            **kwargs: As for `load`.
+
+        Raises:
+            InvalidArgumentError: The extra is missing, or an argument is outside its rule.
+            HubError: It is not there, must not be read, or the hub cannot be reached.
+            CheckpointError: What came is no checkpoint of this class.
+        """
+        from rcdt_agent.hub import download_agent
+
+        path = download_agent(
+            repo_id,
+            filename=filename,
+            revision=revision,
+            token=token,
+            endpoint=endpoint,
+            cache_dir=cache_dir,
+            local_files_only=local_files_only,
+        )
+        return cls.load(path, **kwargs)
 
     def read_parameters(self, path: Any) -> dict[str, dict[str, Tensor]]:
         """State dicts of a checkpoint by name."""

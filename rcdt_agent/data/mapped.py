@@ -22,7 +22,7 @@ from torch import Tensor
 from rcdt_agent.costs import ONE_COST, check_cost_names
 from rcdt_agent.data.checks import check_finite, check_not_negative, check_shapes
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.errors import DatasetError
 from rcdt_agent.observations import ObservationLayout
 
 SUFFIX = ".npy"
@@ -120,7 +120,7 @@ def _layout(folder: Path, size: int) -> ObservationLayout | None:
     try:
         text = str(np.load(path, allow_pickle=False).ravel()[0])
         return ObservationLayout.from_json(text, size)
-    except (OSError, ValueError, EOFError, IndexError, InvalidArgumentError) as error:
+    except Exception as error:  # the file may hold anything
         raise DatasetError(f"{path}: cannot be read ({error}).") from error
 
 
@@ -131,7 +131,7 @@ def _cost_names(folder: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> tuple[
     try:
         names = np.load(path, allow_pickle=False).ravel().tolist()
         found = check_cost_names(names, arrays["costs"].shape[1])
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # the file may hold anything
         raise DatasetError(f"{path}: cannot be read ({error}).") from error
     if len(found) == 1:
         raise DatasetError(f"{folder}: `costs` of one cost must have rank 1.")
@@ -165,7 +165,7 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
     path, (kind, rank) = folder / f"{key}.npy", _FIELDS[key]
     try:
         values = np.load(path, mmap_mode="r" if key in MAPPED else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # the file may hold anything
         raise DatasetError(f"{path}: cannot be read ({error}).") from error
     expected = {"f": np.float32, "i": np.int64, "b": np.bool_}[kind]
     several = key == "costs" and values.ndim == 2
