@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float32Array, Float64Array, Int64Array
+from rcdt_agent.action_spaces import Choices
 from rcdt_agent.costs import budget_label, by_name
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
@@ -197,7 +199,7 @@ def evaluate_offline(
     data = as_dataset(dataset)
     data.check_sizes(
         agent.policy.normalizer.obs_mean.numel(),
-        agent.policy.normalizer.action_low.numel(),
+        agent.policy.normalizer.action_width,
         "the agent's",
     )
     agent.check_costs(data)
@@ -213,6 +215,10 @@ def evaluate_offline(
     if agent.budgets != "any":
         served = served[:1]
     walks = [_walk(agent, data, budget, target, deterministic, seed) for budget, target in served]
+    choices = Choices.of(agent.policy.action_space)
+    if choices is not None:  # values and distances are of the one-hot form
+        walks = [(_one_hot(choices, steps), _one_hot(choices, last)) for steps, last in walks]
+        data = replace(data, actions=_one_hot(choices, data.actions))
     held_out = held_out_trajectories(len(data), config.holdout, seed)
     steps, begin, begin_actions = _logged(data, walks, tells_spent=agent.budgets == "any")
     fitted = torch.from_numpy(~held_out)
@@ -260,6 +266,10 @@ def _walk(
         return actions_along(agent, data, budget, target, deterministic=deterministic)
     finally:
         agent.acting_generator.set_state(before)
+
+
+def _one_hot(choices: Choices, actions: npt.NDArray[Any]) -> Float32Array:
+    return np.asarray(choices.cpu().encode(torch.from_numpy(actions)).numpy(), dtype=np.float32)
 
 
 def _usable(data: TrajectoryDataset) -> Tensor:

@@ -262,3 +262,15 @@ def test_evaluation_runs_in_vector_environments(trained):
 def test_cliff_walking_takes_the_row_that_each_budget_allows():
     """The optimum at each: 17, 15 and 13 steps at costs of 3, 8 and 12."""
     assert cliff.main(total_steps=600) == [(-17, 3), (-15, 8), (-13, 12)]
+
+
+def test_offline_evaluation_of_habits_that_are_all_recorded():
+    """Twice the cost is earned; with every habit recorded, both estimates say so."""
+    space = S.Discrete(3)
+    data = record(space, n=60)
+    agent = get_algorithm("bc")(env=Lights(space), **small_settings("bc"))
+    agent.learn(data, total_steps=4)
+    report = agent.evaluate_offline(data, budgets=[10.0], seed=0)
+    result = report.results[0]
+    assert result.nearest_return == pytest.approx(2 * result.nearest_cost, rel=1e-5)
+    assert result.nearest_return in (0.0, 10.0, 20.0)

@@ -42,7 +42,7 @@ def actions_along(
         zero after the steps of a longest trajectory, and where there is no such observation.
     """
     actions = np.zeros_like(data.actions)
-    final = np.zeros((len(data), data.action_size), dtype=np.float32)
+    final = np.zeros((len(data), data.action_size), dtype=data.actions.dtype)
     targets = np.broadcast_to(0.0 if target_return is None else target_return, len(data))
     order = np.argsort(data.lengths, kind="stable")
     longest = int(data.lengths.max())
