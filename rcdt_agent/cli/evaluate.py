@@ -1,4 +1,4 @@
-"""The commands about a trained agent: `rcdt evaluate`, `calibrate`, `plot`, `report`, `dashboard`."""
+"""The commands about a trained agent: `rcdt evaluate`, `calibrate`, `plot` and its pages."""
 
 from __future__ import annotations
 

@@ -35,13 +35,15 @@
   slider.addEventListener("input", show);
   for (const button of section.querySelectorAll("[data-stop]"))
     button.addEventListener("click", () => { slider.value = button.dataset.stop; show(); });
-  // An episode table that was opened stays open when another budget is nearest.
+  // Open where there is room; whatever a reader chose stays so when another budget is nearest.
   const tables = section.querySelectorAll(".explore-episodes");
-  for (const table of tables)
+  for (const table of tables) {
+    table.open = matchMedia("(min-width: 52rem)").matches;
     table.addEventListener("toggle", () => {
       if (table.classList.contains("shown"))
         for (const other of tables) other.open = table.open;
     });
+  }
   section.classList.add("live");
   show();
 }

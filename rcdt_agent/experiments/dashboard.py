@@ -146,11 +146,9 @@ def dashboard(
         _section(
             _controls(results, stops)
             + "<div class=explore-grid>"
-            + draw_plane(plane, outcomes, results)
-            + "<div>"
             + _FIGURES
-            + _episodes(report, results)
-            + "</div></div>"
+            + draw_plane(plane, outcomes, results)
+            + f"<div class=explore-tables>{_episodes(report, results)}</div></div>"
             + f"<p class=note>{escape_text(_NOTE)}</p>"
             + _data_block([_entry(results, stop, plane, folder) for stop in stops])
             + f"<script>{script}</script>"
@@ -161,8 +159,9 @@ def dashboard(
 
 
 _NOTE = (
-    "Filled dots are measured. Between two measured budgets every figure, the ends of the intervals "
-    "included, lies on the straight line between its neighbours: a reading aid, not a measurement."
+    "Dots and crosses are measured. Between two measured budgets every figure, the ends of the "
+    "intervals included, lies on the straight line between its neighbours: a reading aid, not a "
+    "measurement."
 )
 _SEVERAL = (
     "The slider is for runs with one cost. This run has several ({names}), and its evaluations are "
@@ -170,11 +169,13 @@ _SEVERAL = (
     "the table above lists them."
 )
 _FIGURES = """<output id="explore-output" for="explore-budget" class="js" aria-live="polite"
- aria-atomic="true"><p class="explore-state"><b data-show="badge"></b> <span data-show="state"></span>
-</p><div class="explore-figures">
-<div><span>Return</span> <strong data-show="return"></strong> <small data-show="return_interval"></small>
-</div><div><span>Cost</span> <strong data-show="cost"></strong> <small data-show="cost_interval"></small>
-</div><div><span>Episodes over budget</span> <strong data-show="over"></strong>
+ aria-atomic="true"><p class="explore-state"><b data-show="badge"></b>
+<span data-show="state"></span></p><div class="explore-figures">
+<div><span>Return</span> <strong data-show="return"></strong>
+<small data-show="return_interval"></small></div>
+<div><span>Cost</span> <strong data-show="cost"></strong>
+<small data-show="cost_interval"></small></div>
+<div><span>Episodes over budget</span> <strong data-show="over"></strong>
 <small data-show="kept"></small></div></div></output>"""
 
 
@@ -238,13 +239,13 @@ def _entry(
     found = expect_at(results, budget)
     if found is None:
         low, high = results[0]["budget"], results[-1]["budget"]
-        span = f"only {low:g} was" if low == high else f"{low:g} to {high:g} was"
+        span = f"{low:g}" if low == high else f"{low:g} to {high:g}"
         command = f"rcdt evaluate {shlex.quote(str(folder))} --budgets {budget:g}"
-        dash = dict.fromkeys(("return", "cost", "over"), "–")
+        dash = dict.fromkeys(("return", "cost", "over"), "-")
         blank = dict.fromkeys(("return_interval", "cost_interval", "kept"), "not predicted")
         state = (
-            f"at budget {budget:g}: {span} measured, and nothing is extrapolated. `{command}` "
-            f"measures it."
+            f"at budget {budget:g}: only {span} was measured, and nothing is extrapolated. "
+            f"`{command}` measures it."
         )
         return {**entry, **dash, **blank, "kind": "outside", "badge": "Unknown", "state": state}
     low, high = found.between

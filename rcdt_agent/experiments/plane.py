@@ -150,7 +150,8 @@ def _evaluation(plane: Plane, result: dict[str, Any]) -> str:
     shape = (
         f'<circle cx="{x:g}" cy="{y:g}" r="3.6"/>'
         if kept
-        else f'<path class="cross" d="M{x - 3.6:g} {y - 3.6:g}l7.2 7.2m0 -7.2l-7.2 7.2"/>'
+        else f'<circle cx="{x:g}" cy="{y:g}" r="3.9"/>'
+        f'<path class="cross" d="M{x - 3.2:g} {y - 3.2:g}l6.4 6.4m0 -6.4l-6.4 6.4"/>'
     )
     words = (
         f"budget {result['budget']:g}: return {result['mean_return']:.2f}, cost "
