@@ -63,6 +63,8 @@ def test_the_wheel_holds_the_package_and_nothing_else(built):
         "rcdt_agent/py.typed",
         "rcdt_agent/tasks/constraints.txt",
         "rcdt_agent/experiments/report.html",
+        "rcdt_agent/experiments/dashboard.css",
+        "rcdt_agent/experiments/dashboard.js",
         "rcdt_agent/experiments/benchmark/published.json",
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5",
         "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5.json",
@@ -80,7 +82,7 @@ def test_the_source_archive_can_be_built_from(built):
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
     assert {"pyproject.toml", "README.md", "LICENSE", "rcdt_agent/py.typed"} <= names
     assert "rcdt_agent/demo_data/OfflineBallCircle-v0-demo.hdf5" in names
-    assert "rcdt_agent/experiments/report.html" in names
+    assert {f"rcdt_agent/experiments/{n}" for n in ("report.html", "dashboard.js")} <= names
 
 
 def test_installed_away_from_the_repository(built, tmp_path):

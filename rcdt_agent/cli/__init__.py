@@ -15,7 +15,7 @@ from rcdt_agent.cli.benchmark import benchmark, tune
 from rcdt_agent.cli.compare import compare
 from rcdt_agent.cli.console import console, echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
-from rcdt_agent.cli.evaluate import calibrate, evaluate, plot, report
+from rcdt_agent.cli.evaluate import calibrate, dashboard, evaluate, plot, report
 from rcdt_agent.cli.export import export
 from rcdt_agent.cli.system import doctor, install_simulators
 from rcdt_agent.cli.train import train_command
@@ -31,6 +31,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "calibrate": calibrate,
     "plot": plot,
     "report": report,
+    "dashboard": dashboard,
     "collect": collect,
     "compare": compare,
     "benchmark": benchmark,

@@ -1,4 +1,4 @@
-"""The commands about a trained agent: `rcdt evaluate`, `calibrate`, `plot` and `report`."""
+"""The commands about a trained agent: `rcdt evaluate`, `calibrate`, `plot` and its pages."""
 
 from __future__ import annotations
 
@@ -181,4 +181,27 @@ def report(run: Annotated[Path, tyro.conf.Positional], *, output: OptionalPath =
 
     check_output(output)
     echo(f"Report: {write_report(Run(run), output)}")
+    return 0
+
+
+def dashboard(
+    run: Annotated[Path, tyro.conf.Positional],
+    *,
+    open_page: Annotated[bool, tyro.conf.arg(name="open")] = False,
+) -> int:
+    """Print the path of a run's page with its slider over cost budgets, written if need be.
+
+    Args:
+        run: A run folder that has been evaluated.
+        open_page: Open the page in the web browser.
+    """
+    import webbrowser
+
+    from rcdt_agent.experiments.report import current_dashboard
+    from rcdt_agent.experiments.runs import Run
+
+    page = current_dashboard(Run(run))
+    echo(f"Dashboard: {page}")
+    if open_page and not webbrowser.open(page.resolve().as_uri()):
+        echo_error("no web browser was found: open the file in one yourself.", "warning")
     return 0

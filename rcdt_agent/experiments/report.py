@@ -23,6 +23,7 @@ from rcdt_agent.costs import budget_label
 from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.dashboard import SECTION, dashboard
 from rcdt_agent.experiments.evaluate import read_offline
 from rcdt_agent.experiments.page import escape_prose, escape_text, html_figure, html_table
 from rcdt_agent.experiments.runs import Run, RunOptions
@@ -76,6 +77,28 @@ def write_report(run: Run, output: Path | None = None) -> Path:
     with atomic_write(path, InvalidArgumentError) as partial:
         partial.write_text(page, encoding="utf-8")
     return path
+
+
+def current_dashboard(run: Run) -> Path:
+    """The page of an evaluated run, written only if it is missing or older than the run's files.
+
+    Raises:
+        InvalidArgumentError: Not a run folder, or it has not been evaluated yet.
+        CheckpointError: Its agent cannot be read.
+    """
+    run.options()  # refuse what is no run folder
+    if run.checkpoint is not None and not run.report.is_file():
+        raise InvalidArgumentError(
+            f"{run.folder} has not been evaluated yet, which the dashboard is about: "
+            f"`rcdt evaluate {shlex.quote(str(run.folder))}` does it."
+        )
+    page = run.folder / "report.html"
+    sources = [run.options_file, run.report, run.checkpoint, *run.folder.glob("logs/*/*.csv")]
+    newest = max(path.stat().st_mtime_ns for path in sources if path is not None)
+    fresh = page.is_file() and page.stat().st_mtime_ns > newest
+    if fresh and SECTION in page.read_text(encoding="utf-8"):
+        return page
+    return write_report(run)
 
 
 def draw_run(run: Run) -> list[Path]:
@@ -137,6 +160,9 @@ def _read(run: Run) -> _Contents:
 def _page(contents: _Contents) -> str:
     options = contents.options
     name = Path(options.data).name
+    explore, style, policy = dashboard(
+        contents.agent.policy.outcomes, contents.results, contents.folder
+    )
     template = (files("rcdt_agent.experiments") / "report.html").read_text(encoding="utf-8")
     return Template(template).substitute(
         title=escape_text(f"{name}: {options.method} at several cost budgets"),
@@ -144,6 +170,9 @@ def _page(contents: _Contents) -> str:
         lead=_lead(contents),
         command=escape_text(options.command or "not recorded"),
         budgets=_budgets(contents) + _offline(contents),
+        explore=explore,
+        explore_style=style,
+        policy=policy,
         pictures=_pictures(contents),
         curves=_curves(contents),
         data=_data(contents),
