@@ -1,6 +1,8 @@
-"""Statistics of results, each in one place: normalised scores and bootstrap intervals."""
+"""Statistics of results, each in one place: normalised scores, intervals, comparisons."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -55,3 +57,65 @@ def nested_bootstrap_interval(values: npt.ArrayLike, seed: int = 0) -> tuple[flo
     episodes = rng.integers(0, n_episodes, (N_RESAMPLES, n_seeds, n_budgets, n_episodes))
     drawn = array[chosen, np.arange(n_budgets)[:, None], episodes]
     return interval(drawn.mean((1, 2, 3)))
+
+
+def t_interval(values: npt.ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's t interval of the mean of (S,) values, one a seed; NaN for a single one."""
+    array = np.asarray(values, dtype=np.float64)
+    if len(array) < 2:
+        return float("nan"), float("nan")
+    from scipy import stats  # type: ignore[import-untyped]  # slow to import
+
+    mean, error = array.mean(), array.std(ddof=1) / np.sqrt(len(array))
+    reach = float(stats.t.ppf((1 + confidence) / 2, len(array) - 1)) * error
+    return float(mean - reach), float(mean + reach)
+
+
+def upper_limit(values: npt.ArrayLike, confidence: float = 0.95) -> float:
+    """One-sided upper t limit of the mean of (S,) values; NaN for a single one."""
+    return t_interval(values, 2 * confidence - 1)[1]
+
+
+def interquartile_mean(scores: npt.ArrayLike) -> float:
+    """Mean of the middle half of all scores (seeds and tasks together), as rliable defines it."""
+    from scipy import stats
+
+    return float(stats.trim_mean(np.ravel(np.asarray(scores, dtype=np.float64)), 0.25))
+
+
+def probability_of_improvement(
+    first: Sequence[npt.ArrayLike], second: Sequence[npt.ArrayLike]
+) -> float:
+    """How likely a seed of the first method beats one of the second on a task, as in rliable.
+
+    Args:
+        first: For each task (S,) scores, one a seed.
+        second: Likewise; the number of seeds may differ.
+
+    Returns:
+        Mean over tasks of the share of pairs that the first wins; ties count half.
+    """
+    shares = []
+    for ours, theirs in zip(first, second, strict=True):
+        gaps = np.asarray(ours, dtype=np.float64)[:, None] - np.asarray(theirs, dtype=np.float64)
+        shares.append(float((gaps > 0).mean() + 0.5 * (gaps == 0).mean()))
+    return float(np.mean(shares))
+
+
+def stratified_bootstrap(
+    statistic: Callable[..., float], *scores: Sequence[npt.ArrayLike], seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile interval of a statistic, seeds resampled within each task.
+
+    Args:
+        statistic: Of as many arguments as there are `scores`.
+        *scores: For each method, for each task, (S,) scores.
+        seed: Of the resamples.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = [[np.asarray(task, dtype=np.float64) for task in method] for method in scores]
+    drawn = [
+        statistic(*([t[rng.integers(0, len(t), len(t))] for t in method] for method in arrays))
+        for _ in range(N_RESAMPLES)
+    ]
+    return interval(np.array(drawn))

@@ -46,7 +46,14 @@ from rcdt_agent.experiments.benchmark.methods import (
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers
 from rcdt_agent.experiments.benchmark.results import summarize
 from rcdt_agent.experiments.diagnostics import critic_error
-from rcdt_agent.stats import nested_bootstrap_interval
+from rcdt_agent.stats import (
+    interquartile_mean,
+    nested_bootstrap_interval,
+    probability_of_improvement,
+    stratified_bootstrap,
+    t_interval,
+    upper_limit,
+)
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
@@ -696,8 +703,10 @@ def test_tables_by_hand():
     assert rows[4].startswith("| wild |") and "| 0 of 2 | 100% | 2 |" in rows[4]
     budgets = tables["budgets:HopperVelocity"].splitlines()
     assert budgets[2].startswith("| fast | 10 | 60.0 [60.0, 60.0] | 12.0 [")
-    assert budgets[2].endswith("] | 50% | 0 of 2 |")
-    assert budgets[3] == "| fast | 20 | 80.0 [80.0, 80.0] | **8.0 [8.0, 8.0]** | 0% | 2 of 2 |"
+    assert budgets[2].endswith("] | 50% | 0 of 2 | no |")
+    assert (
+        budgets[3] == "| fast | 20 | 80.0 [80.0, 80.0] | **8.0 [8.0, 8.0]** | 0% | 2 of 2 | yes |"
+    )
     # Minutes: (1.5 + 2.5) / 2; J_c (4 + 5) / 2; error of C 3 / 2; no critic of reward.
     assert tables["training"].splitlines()[2] == (
         "| HopperVelocity | fast | 100 | 2.0 | 0.50 | 4.50 | 0.25 | - | 1.50 |"
@@ -737,6 +746,47 @@ def test_nested_interval():
     wide = nested_bootstrap_interval(apart)  # seeds that differ weigh more than their episodes
     assert wide[1] - wide[0] == pytest.approx(2 * 1.96 * np.sqrt(8 / 5), rel=0.2)
     assert nested_bootstrap_interval(np.full((2, 3, 4), 7.0)) == (7.0, 7.0)
+
+
+def test_t_interval_by_hand():
+    """1, 2, 3: mean 2, deviation 1, t(2) at 0.975 is 4.3027; at 0.95 it is 2.9200."""
+    reach = 4.3027 / np.sqrt(3)
+    assert t_interval([1, 2, 3]) == pytest.approx((2 - reach, 2 + reach), abs=1e-4)
+    assert upper_limit([1, 2, 3]) == pytest.approx(2 + 2.92 / np.sqrt(3), abs=1e-4)
+    assert np.isnan(t_interval([5.0])).all() and np.isnan(upper_limit([5.0]))
+
+
+def test_t_intervals_hold_for_three_seeds():
+    """They cover the true mean in 95 of 100 draws; a percentile bootstrap of three does not."""
+    rng = np.random.default_rng(0)
+    draws = rng.normal(7.0, 2.0, (2000, 3))
+    spans = np.array([t_interval(draw) for draw in draws])
+    covered = np.mean((spans[:, 0] <= 7.0) & (spans[:, 1] >= 7.0))
+    assert covered == pytest.approx(0.95, abs=0.015)
+
+
+def test_comparisons_by_hand():
+    assert interquartile_mean([0, 1, 2, 9]) == 1.5
+    # Task 1: 3 beats both, 1 beats none and ties one: (2 + 0.5) / 4. Task 2: all pairs won.
+    first, second = [[3.0, 1.0], [5.0]], [[1.0, 2.0], [4.0, 4.5]]
+    assert probability_of_improvement(first, second) == pytest.approx((2.5 / 4 + 1) / 2)
+    assert stratified_bootstrap(probability_of_improvement, [[2, 3]], [[0, 1]]) == (1.0, 1.0)
+    low, high = stratified_bootstrap(lambda m: float(m[0].mean()), [[0.0, 1.0]])
+    assert (low, high) == (0.0, 1.0)
+
+
+def test_the_overall_table_by_hand():
+    rows = make_tables(by_hand(fast=FAST, slow=SLOW))["overall"].splitlines()
+    assert rows[2].startswith("| fast | 1 | 2 | 0.700 [0.700, 0.700] | 1 of 2 |")
+    assert rows[3].endswith("| 1.00 [1.00, 1.00] | +0.250 [+0.250, +0.250] |")
+
+
+def test_one_seed_gets_no_star_and_no_interval():
+    results = by_hand(fast=FAST)
+    results["cells"] = results["cells"][:1]
+    tables = make_tables(results)
+    assert "★" not in tables["main"].split("Normalised")[0]
+    assert "(one seed)" in tables["summary:HopperVelocity"]
 
 
 # -------------------------------------------------------------------- the paper's numbers

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -68,8 +69,69 @@ def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodS
     return figure
 
 
+def plot_profile(results: Results) -> Figure:
+    """Performance profile: share of (task, seed) runs whose score exceeds each level."""
+    figure = Figure(figsize=(7.5, 3.8), layout="constrained")
+    axes = figure.subplots()
+    for i, (method, found) in enumerate(_complete(results).items()):
+        scores = np.sort(np.concatenate([f.scores for f in found]))
+        levels = np.linspace(0, 1.05, 211)
+        share = 1 - np.searchsorted(scores, levels, side="right") / len(scores)
+        axes.plot(levels, share, label=method, **_style(i), markevery=20)
+    axes.set_xlabel("score: normalised return")
+    axes.set_ylabel("share of runs above it")
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def plot_budgets(results: Results) -> Figure:
+    """Mean cost of each method, as a share of the budget asked for, task by task."""
+    methods = _complete(results)
+    tasks = list(results["tasks"])
+    figure = Figure(figsize=(2.2 * len(tasks) + 1.6, 3.4), layout="constrained")
+    rows = np.atleast_1d(figure.subplots(1, len(tasks), sharey=True))
+    for column, (task, axes) in enumerate(zip(tasks, rows, strict=True)):
+        for i, (method, found) in enumerate(methods.items()):
+            (f,) = [f for f in found if f.task == task]
+            asked = range(len(f.budgets))
+            share = [min(b.mean_cost / b.budget, 2.0) for b in f.budgets]
+            label = method if column == 0 else None
+            axes.plot(asked, share, label=label, **_style(i))
+        axes.axhline(1.0, color="black", linewidth=0.9, linestyle=":")
+        axes.set_xticks(range(len(f.budgets)), [f"{b.budget:g}" for b in f.budgets])
+        axes.set_title(task, fontsize=9)
+        axes.set_xlabel("budget")
+    rows[0].set_ylabel("mean cost / budget (at most 2)")
+    rows[0].set_ylim(-0.05, 2.1)
+    figure.legend(loc="outside right upper", fontsize=8)
+    return figure
+
+
+def _complete(results: Results) -> dict[str, list[MethodSummary]]:
+    """The methods that have results on every task, and those."""
+    found = {
+        method: [f for task in results["tasks"] if (f := summarize(results, task, method))]
+        for method in results["methods"]
+    }
+    return {m: rows for m, rows in found.items() if len(rows) == len(results["tasks"])}
+
+
+def _style(i: int) -> dict[str, Any]:
+    """A colour, a marker and a dash of its own: told apart in grey, too."""
+    colours = colormaps["tab10" if i < 10 else "tab20"].colors  # type: ignore[attr-defined]
+    return {
+        "color": colours[i % len(colours)],
+        "marker": _MARKERS[i % len(_MARKERS)],
+        "linestyle": ("-", "--", "-.", ":")[i % 4],
+        "markersize": 5,
+        "linewidth": 1.2,
+    }
+
+
 def draw_frontiers(folder: Path, results: Results) -> list[Path]:
-    """One plot a task, in the benchmark's folder."""
+    """One plot a task, and two over all tasks, in the benchmark's folder."""
     written = []
     for label in results["tasks"]:
         found = [f for m in results["methods"] if (f := summarize(results, label, m)) is not None]
@@ -80,4 +142,9 @@ def draw_frontiers(folder: Path, results: Results) -> list[Path]:
         returns, costs = (np.array(points[key], dtype=np.float32) for key in ("returns", "costs"))
         save_figure(plot_methods(returns, costs, found), path)
         written.append(path)
+    if _complete(results):
+        for name, plot in (("profile", plot_profile), ("budgets", plot_budgets)):
+            path = folder / f"{name}.png"
+            save_figure(plot(results), path)
+            written.append(path)
     return written

@@ -16,7 +16,7 @@ from rcdt_agent.experiments.benchmark.cells import cell_folder, evaluation_file,
 from rcdt_agent.experiments.benchmark.data import TaskData
 from rcdt_agent.experiments.benchmark.methods import Method
 from rcdt_agent.experiments.benchmark.protocol import Protocol, rerun_command
-from rcdt_agent.stats import nested_bootstrap_interval, normalized_score
+from rcdt_agent.stats import normalized_score, t_interval, upper_limit
 
 Results = dict[str, Any]
 
@@ -34,6 +34,8 @@ def collect_results(folder: Path) -> Results:
     cells, trainings = [], {}
     for label, task in noted["tasks"].items():
         data = TaskData.from_dict(task)
+        if not data.published:
+            task["best_within"] = _best_within(folder, label, data)
         for name, values in noted["methods"].items():
             method = Method.from_dict(values)
             for seed in noted["seeds"]:
@@ -92,10 +94,11 @@ class BudgetSummary:
         budget: The cost budget.
         mean_return: Mean return.
         mean_cost: Mean cost.
-        return_interval: 95 % bootstrap interval over seeds and their episodes.
+        return_interval: 95 % t interval, seeds as the unit; NaN for one seed.
         cost_interval: Likewise.
         over_budget: Share of episodes over the budget.
         passed: Mean cost <= budget.
+        surely: The upper 95 % t limit of the mean cost, over seeds, is within the budget.
         seeds_passed: In how many seeds by itself.
         interventions: Share of steps at which the critic shield acted.
     """
@@ -107,6 +110,7 @@ class BudgetSummary:
     cost_interval: tuple[float, float]
     over_budget: float
     passed: bool
+    surely: bool
     seeds_passed: int
     interventions: float
 
@@ -121,9 +125,10 @@ class MethodSummary:
         seeds: The seeds there are results of.
         normalized_return: Mean over budgets, seeds and episodes.
         normalized_cost: Mean over budgets of mean cost / budget.
-        return_interval: 95 % bootstrap interval of the normalised return.
+        return_interval: 95 % t interval of the normalised return over seeds.
         cost_interval: Likewise of the normalised cost.
         over_budget: Share of episodes over their budget.
+        scores: (S,) normalised return of each seed.
         budgets: Summary of each budget.
     """
 
@@ -135,6 +140,7 @@ class MethodSummary:
     return_interval: tuple[float, float]
     cost_interval: tuple[float, float]
     over_budget: float
+    scores: tuple[float, ...]
     budgets: tuple[BudgetSummary, ...]
 
     @property
@@ -162,17 +168,18 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
     returns = np.array([[entry["returns"] for entry in entry_list] for entry_list in entries])
     costs = np.array([[entry["costs"] for entry in entry_list] for entry_list in entries])
     budgets = np.array([entry["budget"] for entry in entries[0]])  # (B,) of (S, B, E)
-    scores = normalized_score(returns, results["tasks"][task]["return_range"])
+    scores = normalized_score(returns, score_range(results["tasks"][task]))
     ratios = costs / budgets[:, None]
     each = tuple(
         BudgetSummary(
             budget=float(budget),
             mean_return=float(returns[:, b].mean()),
             mean_cost=float(costs[:, b].mean()),
-            return_interval=nested_bootstrap_interval(returns[:, b : b + 1]),
-            cost_interval=nested_bootstrap_interval(costs[:, b : b + 1]),
+            return_interval=t_interval(returns[:, b].mean(-1)),
+            cost_interval=t_interval(costs[:, b].mean(-1)),
             over_budget=float((costs[:, b] > budget).mean()),
             passed=bool(costs[:, b].mean() <= budget),
+            surely=bool(upper_limit(costs[:, b].mean(-1)) <= budget),
             seeds_passed=int((costs[:, b].mean(-1) <= budget).sum()),
             interventions=float(np.mean([seed[b].get("interventions", 0.0) for seed in entries])),
         )
@@ -184,17 +191,37 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
         seeds=tuple(cell["seed"] for cell in cells),
         normalized_return=float(scores.mean()),
         normalized_cost=float(ratios.mean()),
-        return_interval=nested_bootstrap_interval(scores),
-        cost_interval=nested_bootstrap_interval(ratios),
+        return_interval=t_interval(scores.mean((1, 2))),
+        cost_interval=t_interval(ratios.mean((1, 2))),
         over_budget=float((costs > budgets[:, None]).mean()),
+        scores=tuple(scores.mean((1, 2)).tolist()),
         budgets=each,
     )
 
 
+def score_range(task: dict[str, Any]) -> tuple[float, float]:
+    """What is 0 and 1: the lowest return of the file, and the best within the largest budget.
+
+    DSRL's published range for its own data. An unsafe outlier of another file sets no scale.
+    """
+    low, high = task["return_range"]
+    return low, task.get("best_within") or high
+
+
 def best_of(found: Sequence[MethodSummary], *, strict: bool) -> str | None:
-    """The method of highest normalised return among those that are safe."""
-    safe = [f for f in found if (f.keeps_all if strict else f.safe)]
+    """The method of highest normalised return among those that are safe; one seed is not enough."""
+    safe = [f for f in found if len(f.seeds) > 1 and (f.keeps_all if strict else f.safe)]
     return max(safe, key=lambda f: f.normalized_return).method if safe else None
+
+
+def _best_within(folder: Path, label: str, data: TaskData) -> float | None:
+    """Best return of the file's trajectories within the largest budget."""
+    points = read_json(folder / "data" / f"{label.replace(' ', '-')}.json")
+    if points is None:
+        return None
+    costs = np.array(points["costs"])
+    within = np.array(points["returns"])[costs <= max(data.budgets)]
+    return float(within.max()) if len(within) else None
 
 
 def _rounded(entry: dict[str, Any]) -> dict[str, Any]:

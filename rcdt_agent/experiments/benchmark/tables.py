@@ -5,13 +5,28 @@ Every table is a pure function of the results' JSON: a page that shows one can b
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.published import find_published
-from rcdt_agent.experiments.benchmark.results import MethodSummary, Results, best_of, summarize
+from rcdt_agent.experiments.benchmark.results import (
+    MethodSummary,
+    Results,
+    best_of,
+    score_range,
+    summarize,
+)
+from rcdt_agent.stats import (
+    interquartile_mean,
+    probability_of_improvement,
+    stratified_bootstrap,
+    t_interval,
+)
 
 STAR = "★"
 _MARKER = re.compile(r"<!-- table:(?P<name>[^>]*?) -->\n.*?<!-- end -->", re.DOTALL)
@@ -21,6 +36,7 @@ def results_tables(results: Results) -> str:
     """All tables as one Markdown text."""
     headings = {
         "main": "All tasks, in the paper's layout",
+        "overall": "Over all tasks",
         "published": "The paper's own numbers",
         "training": "Training",
         "commands": "Commands",
@@ -39,11 +55,12 @@ def results_tables(results: Results) -> str:
 def make_tables(results: Results) -> dict[str, str]:
     """Every table by the name that stands in a page's markers.
 
-    `main` (the paper's layout), `summary:TASK` (the stricter rule: every budget kept),
-    `budgets:TASK`, `published`, `training` and `commands`; blanks in TASK become `-`.
+    `main` (the paper's layout), `overall` (statistics over tasks), `summary:TASK` (the stricter
+    rule: every budget kept), `budgets:TASK`, `published`, `training` and `commands`; blanks in TASK
+    become `-`.
     """
     found = _summaries(results)
-    tables = {"main": main_table(results, found)}
+    tables = {"main": main_table(results, found), "overall": overall_table(results, found)}
     for task, rows in found.items():
         tables[f"summary:{_slug(task)}"] = summary_table(results, task, rows)
         tables[f"budgets:{_slug(task)}"] = budgets_table(results, task, rows)
@@ -110,6 +127,77 @@ def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> 
     return _table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
 
 
+def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
+    """Rows methods: statistics over all tasks, and the first method compared with each other."""
+    first, *_ = results["methods"]
+    rows = []
+    for method in results["methods"]:
+        shared = [rows_of[method] for rows_of in found.values() if method in rows_of]
+        if not shared:
+            continue
+        budgets = [budget for f in shared for budget in f.budgets]
+        seeds = sorted({len(f.seeds) for f in shared})
+        scores = [f.scores for f in shared]
+        several = seeds[0] > 1
+        center = interquartile_mean(np.concatenate(scores))
+        spread = stratified_bootstrap(_pooled, scores) if several else (math.nan, math.nan)
+        sure = sum(budget.surely for budget in budgets)
+        rows.append(
+            [
+                method,
+                f"{len(shared)}",
+                "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
+                f"{center:.3f} {_span(spread, 3)}",
+                f"{sum(budget.passed for budget in budgets)} of {len(budgets)}",
+                f"{sure} of {len(budgets)}" if several else "-",
+                f"{np.mean([budget.over_budget for budget in budgets]):.0%}",
+                f"{np.mean([budget.mean_cost / budget.budget for budget in budgets]):.0%}",
+                *_compared(found, first, method),
+            ]
+        )
+    head = [
+        "method", "tasks", "seeds", "score (IQM)", "kept on average", "kept surely",
+        "episodes over budget", "of the budget spent", f"P({first} better)", f"{first} - it",
+    ]  # fmt: skip
+    note = (
+        f"Score: normalised return, mean over budgets and episodes of a seed; interquartile mean "
+        f"over tasks and seeds, with a 95 % bootstrap interval that draws seeds within tasks. "
+        f"Kept: (task, budget) cells whose mean cost is within the budget; surely: the upper 95 % "
+        f"t limit over seeds, too. P({first} better): probability that a seed of `{first}` scores "
+        f"more than one of the other on a task, with the same kind of interval. {first} - it: "
+        f"difference of scores, paired by seed and averaged over tasks, with a 95 % t interval "
+        f"over seeds. Both over the tasks and seeds that the two share."
+    )
+    return _table(head, rows) + f"\n\n{note}"
+
+
+def _pooled(scores: Sequence[Any]) -> float:
+    return interquartile_mean(np.concatenate(scores))
+
+
+def _compared(
+    found: dict[str, dict[str, MethodSummary]], first: str, method: str
+) -> tuple[str, str]:
+    """Probability of improvement and paired difference of the first method over another."""
+    pairs = [(r[first], r[method]) for r in found.values() if first in r and method in r]
+    if first == method or not pairs:
+        return "", ""
+    seeds = sorted(set.intersection(*(set(f.seeds) for pair in pairs for f in pair)))
+    if not seeds:
+        return "-", "-"
+    ours, theirs = (
+        [[f.scores[f.seeds.index(seed)] for seed in seeds] for f in side]
+        for side in zip(*pairs, strict=True)
+    )
+    better = probability_of_improvement(ours, theirs)
+    gaps = (np.array(ours) - np.array(theirs)).mean(0)  # (seeds,)
+    if len(seeds) < 2:
+        return f"{better:.2f} (one seed)", f"{gaps.mean():+.3f} (one seed)"
+    spread = stratified_bootstrap(probability_of_improvement, ours, theirs)
+    low, high = t_interval(gaps)
+    return f"{better:.2f} {_span(spread, 2)}", f"{gaps.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
 def summary_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
     """Rows methods, with intervals, budgets kept and episodes over budget."""
     best = best_of(list(by_method.values()), strict=True)
@@ -130,8 +218,8 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
         "method", "norm. return", "norm. cost", "budgets kept", "episodes over budget", "seeds",
     ]  # fmt: skip
     note = (
-        f"95 % bootstrap intervals over seeds and episodes. **Bold**: the mean cost is within the "
-        f"budget at every budget. {STAR}: highest return among those."
+        f"95 % t intervals, seeds as the unit. **Bold**: the mean cost is within the budget at "
+        f"every budget. {STAR}: highest return among those, of more than one seed."
     )
     note += _one_a_budget(results, list(by_method))
     return _table(head, rows) + f"\n\n{note}"
@@ -152,14 +240,18 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
                     f"**{cost}**" if b.passed else cost,
                     f"{b.over_budget:.0%}",
                     f"{b.seeds_passed} of {len(f.seeds)}",
+                    "yes" if b.surely else "-" if len(f.seeds) < 2 else "no",
                     *([f"{b.interventions:.0%}"] if shielded else []),
                 ]
             )
-    head = ["method", "budget", "return", "cost", "episodes over budget", "seeds that keep it"]
+    head = [
+        "method", "budget", "return", "cost", "episodes over budget", "seeds that keep it",
+        "surely",
+    ]  # fmt: skip
     head += ["steps shielded"] if shielded else []
     return _table(head, rows) + (
-        "\n\nMeans over seeds and episodes with 95 % bootstrap intervals. **Bold**: within the "
-        "budget."
+        "\n\nMeans over seeds and episodes with 95 % t intervals, seeds as the unit. **Bold**: "
+        "within the budget. Surely: the upper 95 % limit of the mean cost is, too."
     )
 
 
@@ -288,10 +380,19 @@ def _sources(results: Results) -> str:
         kind = "DSRL's own file" if task["published"] else "not the published dataset"
         lines.append(
             f"- {label}: {task['file']} ({kind}), {task['trajectories']} trajectories trained on; "
-            f"returns normalised by {task['range_source']}, {task['return_range'][0]:.4g} .. "
-            f"{task['return_range'][1]:.4g}; budgets {', '.join(f'{b:g}' for b in task['budgets'])}"
+            f"{_scale(task)}; budgets {', '.join(f'{b:g}' for b in task['budgets'])}"
         )
     return "\n".join(lines)
+
+
+def _scale(task: dict[str, Any]) -> str:
+    low, high = score_range(task)
+    if task.get("best_within"):
+        return (
+            f"score 0 at its lowest return, {low:.4g}, and 1 at the best within the largest "
+            f"budget, {high:.4g} (its range ends at {task['return_range'][1]:.4g})"
+        )
+    return f"returns normalised by {task['range_source']}, {low:.4g} .. {high:.4g}"
 
 
 def _one_a_budget(results: Results, methods: Sequence[str]) -> str:
@@ -311,6 +412,8 @@ def _pair(score: float, cost: float, safe: bool, best: bool) -> str:
 
 
 def _span(interval: tuple[float, float], digits: int) -> str:
+    if interval[0] != interval[0]:
+        return "(one seed)"
     return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
 
 
