@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
     from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+    from rcdt_agent.experiments.record import record_episodes
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
 
@@ -52,6 +53,7 @@ __all__ = [
     "load_agent",
     "make_config",
     "make_env",
+    "record_episodes",
 ]
 
 # Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch, and
@@ -78,6 +80,7 @@ _LAZY = {
     "evaluate_budgets": "evaluation",
     "get_task": "tasks.registry",
     "make_config": "config",
+    "record_episodes": "experiments.record",
     "make_env": "tasks.simulators",
 }
 

@@ -150,7 +150,9 @@ def _draw_panel(panel: Panel, layout: PanelLayout) -> Picture:
         _draw_bar(draw, spent, layout, index)
     _, _, _, bottom = layout.bar(len(panel.spent) - 1)
     y = bottom + layout.margin // 2
-    draw.text((0, y), f"return {panel.episode_return:.{_digits(panel.episode_return)}f}", INK, plain)
+    draw.text(
+        (0, y), f"return {panel.episode_return:.{_digits(panel.episode_return)}f}", INK, plain
+    )
     step = f"ended, step {panel.step}" if panel.ended else f"step {panel.step}"
     draw.text((layout.width, y), step, FAINT, plain, anchor="ra")
     return image

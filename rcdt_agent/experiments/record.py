@@ -21,9 +21,19 @@ from rcdt_agent.env_step import CostFunction, CostKey, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import EnvSource, SeededEpisodes
 from rcdt_agent.evaluation import Budgets, task_budgets
-from rcdt_agent.experiments.panels import Panel, PanelLayout, Spent, draw_frame, number
+from rcdt_agent.experiments.panels import (
+    FAINT,
+    INK,
+    PAPER,
+    TRACK,
+    Panel,
+    PanelLayout,
+    Spent,
+    draw_frame,
+    number,
+)
 from rcdt_agent.progress import progress
-from rcdt_agent.tasks.cameras import Camera, Picture, filmed
+from rcdt_agent.tasks.cameras import COSTLY, SAFE, Camera, Picture, filmed
 
 ENDINGS = (".gif", ".mp4")
 COLORS = 64
@@ -114,13 +124,18 @@ def record_episodes(
                 bar.set_description(_title(budget))
                 episodes.append(
                     _film(
-                        agent, SeededEpisodes(made, [seed], cost_key, cost_fn, agent.cost_names),
-                        camera, budget, every or _every(agent, made), deterministic, bar,
-                    )  # fmt: skip
+                        agent,
+                        SeededEpisodes(made, [seed], cost_key, cost_fn, agent.cost_names),
+                        camera,
+                        budget,
+                        every or _every(agent, made),
+                        deterministic,
+                        bar,
+                    )
                 )
             finally:
                 if not isinstance(env, gym.Env):
-                    made.close()
+                    made.close()  # type: ignore[no-untyped-call]
     height = episodes[0][0].picture.height
     layout = PanelLayout(width, height, len(agent.cost_names))
     n_frames = max(map(len, episodes))
@@ -274,7 +289,10 @@ def write_gif(path: Path, frames: Sequence[Picture] | _Frames, fps: float) -> No
     sheet = Image.new("RGB", (samples[0].width, sum(sample.height for sample in samples)))
     for i, sample in enumerate(samples):
         sheet.paste(sample, (0, i * sample.height))
-    palette = sheet.quantize(COLORS, Image.Quantize.MEDIANCUT, dither=Image.Dither.NONE)
+    exact = [value for color in (PAPER, INK, FAINT, TRACK, SAFE, COSTLY) for value in color]
+    found = sheet.quantize(COLORS - len(exact) // 3, Image.Quantize.MEDIANCUT).getpalette() or []
+    palette = Image.new("P", (1, 1))
+    palette.putpalette(exact + found)  # bars and background keep their very colours
 
     def reduced() -> Iterator[Picture]:
         for i in range(n):

@@ -20,12 +20,7 @@ from PIL import Image, ImageDraw
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError, UnknownTaskError
 from rcdt_agent.tasks.registry import get_task
 from rcdt_agent.tasks.simulators import make_env
-from rcdt_agent.tasks.speed_limit import (
-    HORIZON,
-    MAX_SPEED,
-    SpeedLimitEnv,
-    limit_at,
-)
+from rcdt_agent.tasks.speed_limit import HORIZON, MAX_SPEED, SpeedLimitEnv, limit_at
 
 Env = gym.Env[Any, Any]
 Picture = Image.Image
@@ -36,9 +31,12 @@ SUPERSAMPLING = 2
 """Rendered larger by this factor and reduced, so that edges are smooth."""
 TRAIL = 50
 """Steps of the way behind the agent that are drawn."""
+SMALL = 0.01
+"""Share of the picture below which an agent has a ring around it, so that the eye finds it."""
 SAFE, COSTLY = (34, 153, 84), (204, 41, 41)
 """Colours of steps without and with a cost."""
 _INK, _ROAD, _PAPER = (55, 65, 81), (222, 226, 232), (250, 250, 250)
+_RING = (255, 221, 51)
 
 _RENDERER_HELP = (
     "Without a screen MuJoCo renders through EGL or OSMesa: install one of them "
@@ -123,19 +121,17 @@ class BulletCamera(Camera):
         projection = np.reshape(lens, (4, 4)).T @ np.reshape(seen_from, (4, 4)).T
         self._draw_trail(ImageDraw.Draw(image), projection, size)
         agent = np.reshape(bodies, (size[1], size[0])) == simulator.agent.body_id
-        front = np.where(agent[..., None], rendered, np.asarray(image))
-        return _fitted(Image.fromarray(front), self.width)
+        image = Image.fromarray(np.where(agent[..., None], rendered, np.asarray(image)))
+        here = _place(self._trail[-1][0], projection, size)
+        if here is not None and agent.mean() < SMALL:
+            box = [value + sign * size[0] / 45 for sign in (-1, 1) for value in here]
+            ImageDraw.Draw(image).ellipse(box, outline=_RING, width=max(size[0] // 150, 2))
+        return _fitted(image, self.width)
 
     def _draw_trail(
         self, draw: Any, projection: npt.NDArray[np.float64], size: tuple[int, int]
     ) -> None:
-        points = []
-        for position, _ in self._trail:
-            x, y, _, depth = projection @ (*position, 1.0)
-            shown = depth > 0  # not behind the camera
-            points.append(
-                ((x / depth + 1) / 2 * size[0], (1 - y / depth) / 2 * size[1]) if shown else None
-            )
+        points = [_place(position, projection, size) for position, _ in self._trail]
         for before, after, (_, costly) in zip(points, points[1:], self._trail[1:], strict=False):
             if before is not None and after is not None:
                 color = COSTLY if costly else SAFE
@@ -238,6 +234,16 @@ def choose_mujoco_renderer() -> None:
             os.environ["MUJOCO_GL"] = name
             return
     raise SimulatorError(f"No renderer was found for Safety-Gymnasium. {_RENDERER_HELP}")
+
+
+def _place(
+    position: npt.NDArray[np.float64], projection: npt.NDArray[np.float64], size: tuple[int, int]
+) -> tuple[float, float] | None:
+    """Pixel of a point in the world (3,); None behind the camera."""
+    x, y, _, depth = projection @ (*position, 1.0)
+    if depth <= 0:
+        return None
+    return (x / depth + 1) / 2 * size[0], (1 - y / depth) / 2 * size[1]
 
 
 def _fitted(image: Picture, width: int) -> Picture:
