@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 INPUTS := pyproject.toml rcdt_agent/version.py rcdt_agent/tasks/constraints.txt rcdt_agent/tasks/install.py
-EXTRAS := dev,docs,minari,tune,ray,tensorboard,onnx
+EXTRAS := dev,docs,minari,tune,ray,tensorboard,onnx,record
 PIP := -m pip --disable-pip-version-check install --quiet
 
 LATEST := .venv-latest

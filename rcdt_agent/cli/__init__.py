@@ -17,6 +17,7 @@ from rcdt_agent.cli.console import console, echo, echo_error
 from rcdt_agent.cli.data import collect, convert, inspect, tasks
 from rcdt_agent.cli.evaluate import calibrate, dashboard, evaluate, plot, report
 from rcdt_agent.cli.export import export
+from rcdt_agent.cli.record import record
 from rcdt_agent.cli.system import doctor, install_simulators
 from rcdt_agent.cli.train import train_command
 from rcdt_agent.errors import RCDTError
@@ -32,6 +33,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "plot": plot,
     "report": report,
     "dashboard": dashboard,
+    "record": record,
     "collect": collect,
     "compare": compare,
     "benchmark": benchmark,
