@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
     from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
-    from rcdt_agent.experiments.record import record_episodes
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
 
@@ -55,7 +54,6 @@ __all__ = [
     "load_agent_from_hub",
     "make_config",
     "make_env",
-    "record_episodes",
 ]
 
 # Loaded when first used: simulators' processes and `rcdt tasks` should not wait for torch, and
@@ -83,7 +81,6 @@ _LAZY = {
     "evaluate_budgets": "evaluation",
     "get_task": "tasks.registry",
     "make_config": "config",
-    "record_episodes": "experiments.record",
     "make_env": "tasks.simulators",
 }
 
