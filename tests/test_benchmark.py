@@ -215,7 +215,11 @@ def test_only_what_is_missing_is_done(file, tmp_path):
     assert training["seconds"] > 0
     assert json.loads(dump_results(results)) == json.loads(json.dumps(results))
     pictures = draw_frontiers(tmp_path, results)
-    assert [path.name for path in pictures] == ["frontier-SpeedLimit.png"]
+    assert [path.name for path in pictures] == [
+        "frontier-SpeedLimit.png",
+        "profile.png",
+        "budgets.png",
+    ]
     assert pictures[0].stat().st_size > 10_000
 
 

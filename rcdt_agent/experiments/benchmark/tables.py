@@ -5,14 +5,13 @@ Every table is a pure function of the results' JSON: a page that shows one can b
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.benchmark.markdown import span, table
+from rcdt_agent.experiments.benchmark.overall import overall_table
 from rcdt_agent.experiments.benchmark.published import find_published
 from rcdt_agent.experiments.benchmark.results import (
     MethodSummary,
@@ -20,12 +19,6 @@ from rcdt_agent.experiments.benchmark.results import (
     best_of,
     score_range,
     summarize,
-)
-from rcdt_agent.stats import (
-    interquartile_mean,
-    probability_of_improvement,
-    stratified_bootstrap,
-    t_interval,
 )
 
 STAR = "★"
@@ -42,13 +35,13 @@ def results_tables(results: Results) -> str:
         "commands": "Commands",
     }
     parts = []
-    for name, table in make_tables(results).items():
+    for name, text in make_tables(results).items():
         kind, _, task = name.partition(":")
         heading = headings.get(name) or {
             "summary": f"{task}: methods",
             "budgets": f"{task}: budget by budget",
         }.get(kind, name)
-        parts.append(f"## {heading}\n\n{table}")
+        parts.append(f"## {heading}\n\n{text}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -124,78 +117,7 @@ def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> 
         f"normalised cost averaged over the budgets below 1. {STAR}: highest return among the safe."
     )
     note += _one_a_budget(results, methods)
-    return _table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
-
-
-def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
-    """Rows methods: statistics over all tasks, and the first method compared with each other."""
-    first, *_ = results["methods"]
-    rows = []
-    for method in results["methods"]:
-        shared = [rows_of[method] for rows_of in found.values() if method in rows_of]
-        if not shared:
-            continue
-        budgets = [budget for f in shared for budget in f.budgets]
-        seeds = sorted({len(f.seeds) for f in shared})
-        scores = [f.scores for f in shared]
-        several = seeds[0] > 1
-        center = interquartile_mean(np.concatenate(scores))
-        spread = stratified_bootstrap(_pooled, scores) if several else (math.nan, math.nan)
-        sure = sum(budget.surely for budget in budgets)
-        rows.append(
-            [
-                method,
-                f"{len(shared)}",
-                "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
-                f"{center:.3f} {_span(spread, 3)}",
-                f"{sum(budget.passed for budget in budgets)} of {len(budgets)}",
-                f"{sure} of {len(budgets)}" if several else "-",
-                f"{np.mean([budget.over_budget for budget in budgets]):.0%}",
-                f"{np.mean([budget.mean_cost / budget.budget for budget in budgets]):.0%}",
-                *_compared(found, first, method),
-            ]
-        )
-    head = [
-        "method", "tasks", "seeds", "score (IQM)", "kept on average", "kept surely",
-        "episodes over budget", "of the budget spent", f"P({first} better)", f"{first} - it",
-    ]  # fmt: skip
-    note = (
-        f"Score: normalised return, mean over budgets and episodes of a seed; interquartile mean "
-        f"over tasks and seeds, with a 95 % bootstrap interval that draws seeds within tasks. "
-        f"Kept: (task, budget) cells whose mean cost is within the budget; surely: the upper 95 % "
-        f"t limit over seeds, too. P({first} better): probability that a seed of `{first}` scores "
-        f"more than one of the other on a task, with the same kind of interval. {first} - it: "
-        f"difference of scores, paired by seed and averaged over tasks, with a 95 % t interval "
-        f"over seeds. Both over the tasks and seeds that the two share."
-    )
-    return _table(head, rows) + f"\n\n{note}"
-
-
-def _pooled(scores: Sequence[Any]) -> float:
-    return interquartile_mean(np.concatenate(scores))
-
-
-def _compared(
-    found: dict[str, dict[str, MethodSummary]], first: str, method: str
-) -> tuple[str, str]:
-    """Probability of improvement and paired difference of the first method over another."""
-    pairs = [(r[first], r[method]) for r in found.values() if first in r and method in r]
-    if first == method or not pairs:
-        return "", ""
-    seeds = sorted(set.intersection(*(set(f.seeds) for pair in pairs for f in pair)))
-    if not seeds:
-        return "-", "-"
-    ours, theirs = (
-        [[f.scores[f.seeds.index(seed)] for seed in seeds] for f in side]
-        for side in zip(*pairs, strict=True)
-    )
-    better = probability_of_improvement(ours, theirs)
-    gaps = (np.array(ours) - np.array(theirs)).mean(0)  # (seeds,)
-    if len(seeds) < 2:
-        return f"{better:.2f} (one seed)", f"{gaps.mean():+.3f} (one seed)"
-    spread = stratified_bootstrap(probability_of_improvement, ours, theirs)
-    low, high = t_interval(gaps)
-    return f"{better:.2f} {_span(spread, 2)}", f"{gaps.mean():+.3f} [{low:+.3f}, {high:+.3f}]"
+    return table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
 
 
 def summary_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
@@ -207,8 +129,8 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
         rows.append(
             [
                 name + (f" {STAR}" if f.method == best else ""),
-                f"{f.normalized_return:.3f} {_span(f.return_interval, 3)}",
-                f"{f.normalized_cost:.2f} {_span(f.cost_interval, 2)}",
+                f"{f.normalized_return:.3f} {span(f.return_interval, 3)}",
+                f"{f.normalized_cost:.2f} {span(f.cost_interval, 2)}",
                 f"{f.kept} of {len(f.budgets)}",
                 f"{f.over_budget:.0%}",
                 str(len(f.seeds)),
@@ -222,7 +144,7 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
         f"every budget. {STAR}: highest return among those, of more than one seed."
     )
     note += _one_a_budget(results, list(by_method))
-    return _table(head, rows) + f"\n\n{note}"
+    return table(head, rows) + f"\n\n{note}"
 
 
 def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
@@ -231,12 +153,12 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
     shielded = any(b.interventions for f in by_method.values() for b in f.budgets)
     for f in by_method.values():
         for b in f.budgets:
-            cost = f"{b.mean_cost:.1f} {_span(b.cost_interval, 1)}"
+            cost = f"{b.mean_cost:.1f} {span(b.cost_interval, 1)}"
             rows.append(
                 [
                     f.method,
                     f"{b.budget:g}",
-                    f"{b.mean_return:.1f} {_span(b.return_interval, 1)}",
+                    f"{b.mean_return:.1f} {span(b.return_interval, 1)}",
                     f"**{cost}**" if b.passed else cost,
                     f"{b.over_budget:.0%}",
                     f"{b.seeds_passed} of {len(f.seeds)}",
@@ -249,7 +171,7 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
         "surely",
     ]  # fmt: skip
     head += ["steps shielded"] if shielded else []
-    return _table(head, rows) + (
+    return table(head, rows) + (
         "\n\nMeans over seeds and episodes with 95 % t intervals, seeds as the unit. **Bold**: "
         "within the budget. Surely: the upper 95 % limit of the mean cost is, too."
     )
@@ -286,7 +208,7 @@ def published_table(results: Results) -> str:
             f" **Not comparable with our numbers** for {', '.join(own)}: ours are on other data "
             f"({files}) and normalised by its range."
         )
-    return _table(["task (paper)", *methods], rows) + f"\n\n{note}"
+    return table(["task (paper)", *methods], rows) + f"\n\n{note}"
 
 
 def training_table(results: Results) -> str:
@@ -335,7 +257,7 @@ def training_table(results: Results) -> str:
         f"({', '.join(sorted(kinds)) or 'none'}), in units of their standard deviation; a proxy, "
         "because the data continue differently from the policy."
     )
-    return _table(head, rows) + f"\n\n{note}"
+    return table(head, rows) + f"\n\n{note}"
 
 
 def commands_table(results: Results) -> str:
@@ -409,17 +331,6 @@ def _one_a_budget(results: Results, methods: Sequence[str]) -> str:
 def _pair(score: float, cost: float, safe: bool, best: bool) -> str:
     text = f"{score:.2f} / {cost:.2f}"
     return (f"**{text}**" if safe else text) + (f" {STAR}" if best else "")
-
-
-def _span(interval: tuple[float, float], digits: int) -> str:
-    if interval[0] != interval[0]:
-        return "(one seed)"
-    return f"[{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _short(label: str) -> str:
