@@ -33,7 +33,7 @@ sys.path.insert(0, here)
 if name.startswith("peer"):
     import h5py
     import peer
-    from rcdt_agent.config import make_config
+    from rcdt_agent.variants import make_config
     with h5py.File(path) as file:
         arrays = {key: file[key][:] for key in file}
     run = peer.training_loop(arrays, make_config("cpu", "cdt"), workers=int(name[-1]))
@@ -114,8 +114,8 @@ def compare(
 def main() -> None:
     from data import make_arrays
 
-    from rcdt_agent.config import PRESETS
     from rcdt_agent.data import TrajectoryDataset
+    from rcdt_agent.variants import PRESETS
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=10)

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
         load_agent,
         load_agent_from_hub,
     )
-    from rcdt_agent.config import Config, make_config
+    from rcdt_agent.config import Config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
     from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
+    from rcdt_agent.variants import make_config
 
 __all__ = [
     "BC",
@@ -80,7 +81,7 @@ _LAZY = {
     "VectorReturnCostTokens": "deploy",
     "evaluate_budgets": "evaluation",
     "get_task": "tasks.registry",
-    "make_config": "config",
+    "make_config": "variants",
     "make_env": "tasks.simulators",
 }
 

@@ -1,4 +1,4 @@
-"""Every hyper-parameter, with its meaning and its source; presets and the paper's variants.
+"""Every hyper-parameter, with its meaning and its source.
 
 Sources: P the paper says so; C the CDT code that the paper builds on; Q the Q-regularised
 transformer (QT); I our inference. `docs/decisions.md` gives the reasons.
@@ -6,20 +6,10 @@ transformer (QT); I our inference. `docs/decisions.md` gives the reasons.
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
-from rcdt_agent.base_config import (
-    AUTO_PRESET,
-    BASE_RULES,
-    BaseConfig,
-    Rule,
-    check_fields,
-    one_of,
-    preset_config,
-)
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, one_of
 
 Weighting = Literal["none", "return_cost", "expert", "frontier"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
@@ -36,7 +26,7 @@ class Config(BaseConfig):
 
     variant: str = "wcdt"
     """Components: dt, qt, rdt, rvdt, cdt, wdt, wqdt (tvcdt), wcdt, qcdt or rcdt (P); with `-paper`
-    after it, everything else too is the paper's literal reading (see `PAPER`)."""
+    after it, everything else too is the paper's literal reading (`variants.PAPER`)."""
 
     # Components (Tables 1 and 5 of the paper).
     cost_token: bool = True
@@ -284,138 +274,3 @@ TRAINING = (
     "lambda_max",
 )  # fmt: skip
 """Fields that can be changed when a trained agent is loaded, for training on."""
-
-PRESETS: dict[str, dict[str, Any]] = {
-    "paper": {},
-    "cpu": {
-        "n_layers": 1,
-        "n_heads": 4,
-        "embedding_size": 64,
-        "context_length": 1,
-        "batch_size": 512,
-        "total_steps": 3_000,
-        "learning_rate": 2e-3,
-        "final_learning_rate": 0.02,
-        "critic_learning_rate": 1e-3,
-        "critic_layers": 3,
-        "critic_width": 64,
-        "warmup_steps": 200,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    },
-    "tiny": {
-        "n_layers": 1,
-        "n_heads": 2,
-        "embedding_size": 32,
-        "head_width": 128,
-        "context_length": 2,
-        "batch_size": 256,
-        "total_steps": 2_000,
-        "learning_rate": 1e-3,
-        "final_learning_rate": 0.02,
-        "critic_learning_rate": 1e-3,
-        "critic_width": 64,
-        "warmup_steps": 100,
-        "dropout": 0.0,
-        "attention_dropout": 0.0,
-    },
-}
-"""Sizes: `paper` as published, `cpu` trains in minutes on two cores, `tiny` is for tests."""
-
-_RETURN = {"cost_token": False, "return_token": True, "cost_penalty": False}
-_PLAIN = {"weighting": "none", "return_token": True}
-_Q = {"q_guidance": True}
-VARIANTS: dict[str, dict[str, Any]] = {
-    "dt": {**_RETURN, "weighting": "none"},
-    "qt": {**_RETURN, "weighting": "none", **_Q},
-    "rdt": {**_RETURN, "weighting": "expert"},
-    "rvdt": {**_RETURN, "weighting": "expert", **_Q},
-    "cdt": {**_PLAIN, "cost_penalty": False},
-    "wdt": {"cost_penalty": False},
-    "wqdt": {"cost_penalty": False, **_Q},
-    "tvcdt": {"cost_penalty": False, **_Q},
-    "wcdt": {},
-    "qcdt": {**_PLAIN, **_Q},
-    "rcdt": _Q,
-}
-"""The paper's variants as components of the one class, and `wdt`, the weights alone (`tvcdt` is
-another name of `wqdt`)."""
-
-PAPER: dict[str, Any] = {
-    "sampled_actions": True,
-    "weighting": "return_cost",
-    "return_token": True,
-    "action_token": True,
-    "head_width": 0,
-    "state_dependent_std": True,
-    "entropy_bonus": True,
-    "critic_targets": "td",
-    "discount": 0.99,
-    "cost_discount": 0.99,
-    "lambda_step": 3e-4,
-    "time_embedding": "learned",
-    "token_rates": False,
-    "sampling": "trajectory",
-    "relabel_fraction": 0.0,
-    "weight_floor": 0.0,
-    "ema_decay": 0.0,
-    "critic_inputs": "state",
-    "target_rate": 0.01,
-    "target_pessimism": 0.5,
-    "held_out_fraction": 0.0,
-    "eta": 0.3,
-    "kappa_mode": "critic",
-    "target_quantile": 0.9,
-    "cautious_quantile": None,
-    "replan": False,
-    "exhausted_mode": False,
-    "budget_margin": 0.0,
-}
-"""What turns a variant into the paper's literal reading, as in `rcdt-paper`."""
-
-
-def is_variant(name: str) -> bool:
-    """Whether a name is that of a variant, with or without `-paper` after it."""
-    return name.removesuffix("-paper") in VARIANTS
-
-
-DEFAULT_VARIANT = "wcdt"
-"""Of every preset, in Python and on the command line."""
-
-_LARGE_GAMMA = 0.5
-"""A discount is above, a sensible sensitivity to cost far below."""
-
-
-def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrides: Any) -> Config:
-    """A preset's sizes, a variant's components, then the given fields on top.
-
-    Args:
-        preset: A key of `PRESETS`, or `auto`: `paper` with CUDA, `cpu` without.
-        variant: A key of `VARIANTS`, also with `-paper` after it; default: `DEFAULT_VARIANT`.
-        **overrides: Fields of `Config`.
-
-    Raises:
-        InvalidArgumentError: Unknown preset, variant or field, or a value outside its rule.
-
-    Warns:
-        UserWarning: `gamma` looks like a discount.
-    """
-    name = (variant or DEFAULT_VARIANT).lower()
-    gamma = overrides.get("gamma")
-    if isinstance(gamma, float) and gamma > _LARGE_GAMMA:
-        warnings.warn(
-            f"`gamma={gamma:g}` makes the trajectory weights very sensitive to cost (default: "
-            f"{Config.gamma:g}). stable-baselines3's `gamma` is called `discount` here, and "
-            f"`cost_discount` for the cost critic.",
-            stacklevel=2,
-        )
-    components = name.removesuffix("-paper")
-    if not is_variant(name):
-        raise InvalidArgumentError(
-            f"`variant` must be one of {tuple(VARIANTS)}, or one of them with '-paper' after it, "
-            f"got {variant!r}."
-        )
-    literal = PAPER if name != components else {}
-    return preset_config(
-        Config, PRESETS, preset, literal, VARIANTS[components], {"variant": name}, overrides
-    )

@@ -9,7 +9,6 @@ import torch
 from conftest import QUICK, random_arrays
 
 from rcdt_agent import RCDT, ReturnCostTokens, TrajectoryDataset
-from rcdt_agent.config import make_config
 from rcdt_agent.errors import (
     DatasetError,
     DownloadError,
@@ -20,6 +19,7 @@ from rcdt_agent.errors import (
 )
 from rcdt_agent.schedules import learning_rate
 from rcdt_agent.tasks.speed_limit import ENV_ID
+from rcdt_agent.variants import make_config
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from scipy.optimize import isotonic_regression
 
 from rcdt_agent import RCDT, AgentState, TrajectoryDataset
 from rcdt_agent.actions import Gaussian
-from rcdt_agent.config import make_config
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
 from rcdt_agent.deploy.conditioning import (
@@ -24,6 +23,7 @@ from rcdt_agent.deploy.conditioning import (
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.speed_limit import ENV_ID
+from rcdt_agent.variants import make_config
 
 
 def walkers(points: list[tuple[float, float]], length: int = 5) -> TrajectoryDataset:

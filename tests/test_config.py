@@ -9,17 +9,9 @@ import numpy as np
 import pytest
 
 from rcdt_agent.base_config import resolve_preset
-from rcdt_agent.config import (
-    DEFAULT_VARIANT,
-    DEPLOYMENT,
-    PAPER,
-    PRESETS,
-    TRAINING,
-    VARIANTS,
-    Config,
-    make_config,
-)
+from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.variants import DEFAULT_VARIANT, PAPER, PRESETS, VARIANTS, make_config
 
 
 def test_paper_preset_is_the_papers():

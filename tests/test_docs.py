@@ -23,9 +23,9 @@ from test_examples import ROOT, python_blocks
 from rcdt_agent import RCDT, algorithms, cli, losses, make_config
 from rcdt_agent.callbacks import BudgetEvalCallback
 from rcdt_agent.cli import COMMANDS, run_command
-from rcdt_agent.config import VARIANTS
 from rcdt_agent.experiments.runs import RunOptions, start_run
 from rcdt_agent.tasks.speed_limit import ENV_ID
+from rcdt_agent.variants import VARIANTS
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))

@@ -13,10 +13,10 @@ from conftest import random_arrays
 from rcdt_agent import RCDT, losses
 from rcdt_agent.actions import Gaussian
 from rcdt_agent.algorithms import critic_learning
-from rcdt_agent.config import VARIANTS, make_config
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.data.weights import outcome_weights
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.variants import VARIANTS, make_config
 
 
 def make_agent(data, **overrides):

@@ -16,7 +16,7 @@ from rcdt_agent.actions import ActionDistribution
 from rcdt_agent.algorithms.critic_learning import CHECK_EVERY, CriticLearning, add_terms
 from rcdt_agent.algorithms.multipliers import Multipliers
 from rcdt_agent.algorithms.training import Metrics
-from rcdt_agent.config import Config, make_config
+from rcdt_agent.config import Config
 from rcdt_agent.critics import update_target
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sampler import Batch, Relabelling, WindowSampler
@@ -28,6 +28,7 @@ from rcdt_agent.data.weights import (
 )
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.model import Window
+from rcdt_agent.variants import make_config
 
 
 class RCDT(CriticLearning):
@@ -40,7 +41,7 @@ class RCDT(CriticLearning):
         agent.set_cost_budget(20)
         action, state = agent.predict(obs, state)
 
-    All variants of the paper (`VARIANTS` in `rcdt_agent.config`) are settings of this class.
+    All variants of the paper (`rcdt_agent.variants`) are settings of this class.
     """
 
     @classmethod

@@ -15,8 +15,8 @@ import tyro
 
 from rcdt_agent.base_config import BaseConfig, resolve_preset
 from rcdt_agent.cli.console import check_output, echo
-from rcdt_agent.config import make_config
 from rcdt_agent.errors import InvalidArgumentError, LostProcessError, SimulatorError
+from rcdt_agent.variants import make_config
 
 if TYPE_CHECKING:
     from rcdt_agent.experiments.runs import Run

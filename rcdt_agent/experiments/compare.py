@@ -9,7 +9,6 @@ import numpy as np
 
 from rcdt_agent._io import file_lock
 from rcdt_agent.algorithms import ALGORITHMS
-from rcdt_agent.config import DEFAULT_VARIANT
 from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
@@ -20,6 +19,7 @@ from rcdt_agent.experiments.benchmark.protocol import Protocol, check_protocol, 
 from rcdt_agent.experiments.benchmark.runner import plan
 from rcdt_agent.experiments.sources import environment_spaces
 from rcdt_agent.tasks.registry import Task, get_task, guess_task
+from rcdt_agent.variants import DEFAULT_VARIANT
 
 DEFAULT_METHODS = (
     DEFAULT_VARIANT,

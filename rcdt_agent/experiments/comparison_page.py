@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from rcdt_agent._io import atomic_write, read_json, write_text
-from rcdt_agent.config import DEFAULT_VARIANT
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.methods import Method
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers, plot_methods
@@ -31,6 +30,7 @@ from rcdt_agent.experiments.page import (
 )
 from rcdt_agent.plots import page_style, to_svg
 from rcdt_agent.stats import nested_bootstrap_interval
+from rcdt_agent.variants import DEFAULT_VARIANT
 
 NOT_SAFETY = (
     "Without an environment nothing is known of return and cost: this is how well each method "

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.config import Config, make_config
+from rcdt_agent.config import Config
 from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import ReturnToGoTable
@@ -18,6 +18,7 @@ from rcdt_agent.data.weights import normalize_weights, outcome_weights
 from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.plots import plot_return_cost, save_figure
 from rcdt_agent.tasks.registry import get_task, guess_task
+from rcdt_agent.variants import make_config
 
 Rows = list[tuple[str, ...]]
 

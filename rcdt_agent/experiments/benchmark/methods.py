@@ -14,9 +14,10 @@ from typing import Any
 
 from rcdt_agent.algorithms import ALGORITHMS, RCDT, OfflineAlgorithm, get_algorithm
 from rcdt_agent.base_config import BaseConfig
-from rcdt_agent.config import DEPLOYMENT, VARIANTS, is_variant
+from rcdt_agent.config import DEPLOYMENT
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource
+from rcdt_agent.variants import VARIANTS, is_variant
 
 SMALLEST_BUDGET = ("bc-safe",)
 """Algorithms of one budget whose plain name means one policy for the smallest budget, as the paper

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from rcdt_agent._io import read_json, write_json
-from rcdt_agent.config import PRESETS
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.data import TaskData
 from rcdt_agent.experiments.benchmark.methods import Method
+from rcdt_agent.variants import PRESETS
 
 _EMPTY: dict[str, Any] = {"tasks": {}, "methods": {}, "seeds": [], "commands": []}
 
