@@ -16,6 +16,17 @@ import torch
 from rcdt_agent.data import TrajectoryDataset
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share a fixture of their module run in one process of xdist: it is made once."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") or not isinstance(item, pytest.Function):
+            continue
+        definitions = item._fixtureinfo.name2fixturedefs.values()
+        if any(definition[-1].scope == "module" for definition in definitions if definition):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))
+
+
 def random_arrays(
     lengths: list[int],
     *,
@@ -95,6 +106,28 @@ def trained(drivers: TrajectoryDataset) -> bytes:
     buffer = io.BytesIO()
     agent.save(buffer)
     return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def speed_limit_driver() -> tuple[bytes, float]:
+    """RCDT on SpeedLimit as the preset trains it: its file, and the seconds of CPU it took.
+
+    For tests of the group `speed_limit_driver`: it is trained once.
+    """
+    import io
+    import time
+
+    from rcdt_agent import RCDT
+    from rcdt_agent.tasks.speed_limit import record_drivers
+
+    data = TrajectoryDataset.from_arrays(**record_drivers(1000, seed=0))
+    agent = RCDT(preset="tiny", seed=0)
+    started = time.process_time()
+    agent.learn(data)
+    seconds = time.process_time() - started
+    buffer = io.BytesIO()
+    agent.save(buffer)
+    return buffer.getvalue(), seconds
 
 
 @pytest.fixture

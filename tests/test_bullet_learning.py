@@ -36,18 +36,22 @@ def record_balls(episodes: int, seed: int = 0) -> TrajectoryDataset:
     )  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def balls():
+    return record_balls(150)
+
+
 @pytest.mark.slow
 @pytest.mark.simulator
 @pytest.mark.parametrize(
     ("variant", "steps", "budgets"),
     [("rcdt-paper", 600, (10, 20, 40)), ("wcdt", 1500, (10, 40, 80))],
 )
-def test_cost_and_return_rise_with_the_budget(variant, steps, budgets):
+def test_cost_and_return_rise_with_the_budget(variant, steps, budgets, balls):
     """The default also keeps every budget, and spends most of it."""
-    data = record_balls(150)
-    assert data.episode_costs.min() == 0 and data.episode_costs.max() > 60
+    assert balls.episode_costs.min() == 0 and balls.episode_costs.max() > 60
     agent = RCDT.from_dsrl(
-        "BallRun", dataset=data, preset="tiny", variant=variant, total_steps=steps, seed=0
+        "BallRun", dataset=balls, preset="tiny", variant=variant, total_steps=steps, seed=0
     )
     agent.learn()
     report = agent.evaluate(budgets=budgets, n_episodes=8)

@@ -1,37 +1,26 @@
-"""The command line as a user meets it: real processes, exit codes, words on the screen."""
+"""The command line as a user meets it: processes, exit codes, words on the screen."""
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import warnings
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from commands import rcdt, rcdt_process
 
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
-from rcdt_agent.cli import COMMANDS, main, run_command
+from rcdt_agent.cli import COMMANDS, run_command
 from rcdt_agent.doctor import Check, check_datasets, check_simulator, run_checks
 from rcdt_agent.errors import InvalidArgumentError, SimulatorError
 from rcdt_agent.tasks.install import install_commands, install_simulators
 from rcdt_agent.version import __version__
 
 
-def rcdt(*arguments, **environment):
-    return subprocess.run(
-        [sys.executable, "-m", "rcdt_agent", *arguments],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "COLUMNS": "200", **environment},
-        check=False,
-    )
-
-
 def test_help_lists_the_commands():
-    result = rcdt("--help")
+    result = rcdt_process("--help")
     assert result.returncode == 0
     for command in ("train", *COMMANDS):
         assert f"• {command} " in result.stdout
@@ -74,7 +63,7 @@ def test_nobody_imports_the_command_line():
 
 def test_the_task_list_is_plain_text_of_80_columns():
     """Ids are whole in a narrow terminal and in a pipe, one line a task."""
-    result = rcdt("tasks", "--suite", "metadrive", COLUMNS="80")
+    result = rcdt_process("tasks", "--suite", "metadrive", COLUMNS="80")
     assert result.returncode == 0
     head, *rows = result.stdout.splitlines()
     assert head.split() == ["task", "steps", "return", "cost", "budgets"]
@@ -84,14 +73,14 @@ def test_the_task_list_is_plain_text_of_80_columns():
         for traffic in ("sparse", "mean", "dense")
     ]
     assert rows[0].split()[1:] == ["1000", "20.1..425.8", "0..82.4", "10", "20", "40"]
-    everything = rcdt("tasks", COLUMNS="80").stdout.splitlines()
+    everything = rcdt_process("tasks", COLUMNS="80").stdout.splitlines()
     assert len(everything) == 1 + 39
     assert max(map(len, everything)) < 80
     assert sum("Offline" in line for line in everything) == 38
     assert everything[-1].startswith("rcdt_agent/SpeedLimit-v0 ")
     (hopper,) = [line for line in everything if "hopper" in line.lower()]
     assert hopper.split()[0] == "OfflineHopperVelocityGymnasium-v1"
-    files = rcdt("tasks", "--files", COLUMNS="80").stdout
+    files = rcdt_process("tasks", "--files", COLUMNS="80").stdout
     assert "OfflineMetadrive-easysparse-v0 " in files
     assert " SafeMetaDrive-easysparse-v0-85-1000.hdf5\n" in files
 
@@ -126,7 +115,7 @@ def test_help_explains_its_marks(capsys):
 @pytest.mark.simulator
 @pytest.mark.safety_gymnasium
 def test_doctor_steps_all_three():
-    result = rcdt("doctor")
+    result = rcdt_process("doctor")
     assert result.returncode == 0, result.stdout
     for suite in ("bullet", "safety-gymnasium", "metadrive"):
         row = next(line for line in result.stdout.splitlines() if f"simulator {suite} " in line)
@@ -141,7 +130,7 @@ def test_doctor_says_what_is_broken(tmp_path):
     for absent in ("safety_gymnasium", "metadrive"):  # start quickly: found, fails at once
         (tmp_path / absent).mkdir()
         (tmp_path / absent / "__init__.py").write_text("raise ImportError('stand-in')")
-    result = rcdt("doctor", PYTHONPATH=str(tmp_path))
+    result = rcdt_process("doctor", PYTHONPATH=str(tmp_path))
     assert result.returncode == 1
     assert "no engine" in result.stdout
     assert "broken" in result.stdout
@@ -201,15 +190,6 @@ def test_install_refuses_nonsense(tmp_path):
     assert rcdt("install-simulators", "gazebo").returncode == 2
 
 
-@pytest.fixture
-def restored(monkeypatch):
-    """Puts back what `main` changes in a process."""
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
-    handler = signal.getsignal(signal.SIGTERM)
-    yield
-    signal.signal(signal.SIGTERM, handler)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -237,19 +217,15 @@ def restored(monkeypatch):
         (["convert", "data.hdf5", "/proc/foo/y.hdf5"], "got /proc/foo/y.hdf5 (No such"),
     ],
 )
-def test_a_failure_is_one_line_with_exit_code_2(
-    arguments, words, tmp_path, monkeypatch, capsys, restored
-):
+def test_a_failure_is_one_line_with_exit_code_2(arguments, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", ["rcdt", *arguments])
     (tmp_path / "taken").write_text("precious")
     (tmp_path / "damaged").mkdir()
     (tmp_path / "damaged" / "run.json").write_text("{")
     before = sorted(tmp_path.rglob("*"))
-    with pytest.raises(SystemExit) as exit_:
-        main()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit_.value.code == 2
+    result = rcdt(*arguments)
+    (line,) = result.stderr.splitlines()
+    assert result.returncode == 2
     assert line.startswith("error: ") and words in line
     assert sorted(tmp_path.rglob("*")) == before
 

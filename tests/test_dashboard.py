@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from browser import Browser, needs_browser
-from test_cli import rcdt
+from commands import rcdt_process
 
 from rcdt_agent import BC
 from rcdt_agent.cli import run_command
@@ -231,7 +231,7 @@ def test_the_command_prints_the_path_and_opens_the_page(run, tmp_path, capsys):
     page = run.folder / "report.html"
     assert run_command(["dashboard", str(run.folder)]) == 0
     assert f"Dashboard: {page}" in capsys.readouterr().out.replace("\n", "") and not seen.exists()
-    said = rcdt("dashboard", str(run.folder), "--open", BROWSER=f"{opener} %s")
+    said = rcdt_process("dashboard", str(run.folder), "--open", BROWSER=f"{opener} %s")
     assert said.returncode == 0 and seen.read_text() == page.as_uri()
     with pytest.raises(InvalidArgumentError, match="is not a run folder"):
         run_command(["dashboard", str(tmp_path)])

@@ -13,8 +13,8 @@ import onnx
 import onnxruntime
 import pytest
 import torch
+from commands import rcdt
 from conftest import QUICK
-from test_cli import rcdt
 from test_examples import ROOT
 
 from rcdt_agent import RCDT, Config

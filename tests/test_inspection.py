@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 import pytest
-from test_cli import rcdt
+from commands import rcdt
 
 from rcdt_agent import RCDT
 from rcdt_agent.data import TrajectoryDataset

@@ -7,9 +7,9 @@ from itertools import pairwise
 import minari
 import numpy as np
 import pytest
+from commands import rcdt
 from conftest import random_arrays
 from gymnasium.spaces import Box
-from test_cli import rcdt
 from test_hdf5 import assert_same
 
 from rcdt_agent import TrajectoryDataset

@@ -8,10 +8,10 @@ import warnings
 import gymnasium as gym
 import numpy as np
 import pytest
+from commands import rcdt
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
-from test_cli import rcdt
 from vector_envs import MinimalVector, Toll
 
 from rcdt_agent import RCDT, ReturnCostTokens, VectorReturnCostTokens

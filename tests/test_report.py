@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from browser import chromium, needs_browser, screenshot
-from test_cli import rcdt
+from commands import rcdt
 
 from rcdt_agent import BC, TrajectoryDataset, make_config
 from rcdt_agent.errors import InvalidArgumentError

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
+
 import gymnasium as gym
 import numpy as np
 import pytest
+from conftest import QUICK
 
-from rcdt_agent import RCDT, TrajectoryDataset
+from rcdt_agent import RCDT
 from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
-from tests.conftest import QUICK
+from rcdt_agent.tasks.speed_limit import ENV_ID
 
 OBS = np.array([0.4, 1.0, 0.3, 1.0], dtype=np.float32)
 
@@ -172,9 +174,10 @@ def test_without_a_window_states_are_as_before(agent):
 
 
 @pytest.mark.slow
-def test_an_endless_plant_keeps_every_window():
-    agent = RCDT(preset="tiny", seed=0)
-    agent.learn(TrajectoryDataset.from_arrays(**record_drivers(1000)))
+@pytest.mark.xdist_group("speed_limit_driver")
+def test_an_endless_plant_keeps_every_window(speed_limit_driver):
+    file, _ = speed_limit_driver
+    agent = RCDT.load(io.BytesIO(file))
     env = Endless(gym.make(ENV_ID).unwrapped)
     shares = []
     for per, budget in ((60, 5), (60, 20), (200, 50 / 3), (200, 200 / 3)):

@@ -11,7 +11,7 @@ import time
 
 import gymnasium as gym
 import pytest
-from test_cli import rcdt
+from commands import rcdt, rcdt_process
 
 from rcdt_agent import RCDT, load_agent, make_config
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
@@ -32,7 +32,7 @@ SMALL = [
 @pytest.mark.slow
 def test_train_evaluate_plot(tmp_path):
     folder = tmp_path / "run"
-    result = rcdt(
+    result = rcdt_process(
         "train", "SpeedLimit", *SMALL, "--output", str(folder), "--episodes", "2",
         "--variant", "wqdt", "--eta", "0.5",
     )  # fmt: skip

@@ -8,10 +8,10 @@ import json
 import gymnasium as gym
 import numpy as np
 import pytest
+from commands import rcdt_process
 from conftest import QUICK, random_arrays
 from stable_baselines3.common.logger import configure
 from stable_baselines3.common.vec_env import DummyVecEnv
-from test_cli import rcdt
 from test_training_guard import saved
 
 from rcdt_agent import BC, RCDT, __version__, make_config
@@ -63,7 +63,7 @@ def test_only_one_environment_can_be_wrapped(agent):
 
 
 def test_version():
-    result = rcdt("--version")
+    result = rcdt_process("--version")
     assert result.returncode == 0 and result.stdout.strip() == f"rcdt_agent {__version__}"
 
 

@@ -9,9 +9,9 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from commands import rcdt
 from conftest import QUICK
 from stable_baselines3.common.callbacks import CheckpointCallback, ConvertCallback
-from test_cli import rcdt
 
 from rcdt_agent import RCDT
 from rcdt_agent.callbacks import LatestCheckpoint
