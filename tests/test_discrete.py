@@ -180,6 +180,20 @@ def test_actions_outside_the_space_are_refused_by_name():
         RCDT(env=Lights(S.Discrete(2)), preset="tiny").learn(floats)
 
 
+@pytest.mark.parametrize("actions", [["left"] * 4, [[0], [1, 2], [0], [0]], [None] * 4])
+def test_actions_that_are_no_numbers_are_refused_by_name(actions):
+    columns = {
+        "observations": np.zeros((4, 1)), "rewards": np.zeros(4), "costs": np.zeros(4),
+        "actions": actions,
+    }  # fmt: skip
+    for read in (
+        lambda: TrajectoryDataset.from_arrays(**columns, timeouts=[0, 0, 0, 1]),
+        lambda: TrajectoryDataset.from_episodes([columns]),
+    ):
+        with pytest.raises(DatasetError, match="`actions` must "):
+            read()
+
+
 def test_a_bound_holds_where_the_other_side_has_none():
     space = S.Box(np.array([-np.inf, 0.0]), np.array([np.inf, np.inf]), dtype=np.float64)
     columns = {

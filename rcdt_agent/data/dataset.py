@@ -145,7 +145,7 @@ class TrajectoryDataset:
         arrays: dict[str, npt.NDArray[Any]] = {
             key: np.asarray(value, dtype=np.float32) for key, value in given.items()
         }
-        arrays["actions"] = action_rows(actions)
+        arrays["actions"] = action_rows(actions, name)
         arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
         is_terminal, is_timeout, is_unclear = end_flags(terminals, timeouts, dones, name)
         columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
