@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from rcdt_agent.action_range import ActionRange
 from rcdt_agent.errors import InvalidArgumentError
 
 DiscreteSpace: TypeAlias = gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
@@ -96,6 +97,17 @@ def action_width(space: gym.Space[Any]) -> int:
     if isinstance(space, DISCRETE):
         return math.prod(space.shape or ())
     return gym.spaces.flatdim(space)
+
+
+def action_range(space: gym.Space[Any]) -> ActionRange:
+    """Bounds of the actions as data hold them: of a Box, or the options of each choice."""
+    choices = Choices.of(space)
+    if choices is not None:
+        low = np.array(choices.starts, dtype=np.float64)
+        return ActionRange(low=low, high=low + choices.counts - 1, whole=True)
+    assert isinstance(space, gym.spaces.Box)
+    low, high = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
+    return ActionRange(low=low, high=high, whole=False)
 
 
 def same_actions(first: gym.Space[Any], second: gym.Space[Any]) -> bool:

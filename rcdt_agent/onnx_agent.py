@@ -6,6 +6,7 @@ Only the network runs elsewhere, so actions agree with those of `predict` to rou
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy.typing as npt
 import onnxruntime
 
 from rcdt_agent._types import Float32Array
+from rcdt_agent.action_range import ActionRange
 from rcdt_agent.config import Config
 from rcdt_agent.deploy.checks import (
     check_budget,
@@ -51,6 +53,7 @@ class OnnxAgent(EpisodeRules):
         observation_shape: Of one observation.
         action_shape: Of one action.
         action_dtype: Of an action; whole numbers are discrete.
+        action_range: Bounds of the action space.
         context_length: Steps the policy looks back on, the present one included.
         episode_length: Longest episode of the task and its training data.
         metadata: All that the file says of itself.
@@ -92,6 +95,11 @@ class OnnxAgent(EpisodeRules):
             self.observation_shape = tuple(map(int, self.metadata["observation_shape"]))
             self.action_shape = tuple(map(int, self.metadata["action_shape"]))
             self.action_dtype = np.dtype(self.metadata.get("action_dtype", "float32"))
+            self.action_range = ActionRange.from_dict(
+                self.metadata,
+                size=math.prod(self.action_shape),
+                whole=self.action_dtype.kind in "iu",
+            )
             self.conditioning = Conditioning.from_dict(config, self.metadata["conditioning"])
             self._target = lru_cache(1024)(self.conditioning.target_return)
             settings = self.metadata["settings"]
@@ -177,6 +185,7 @@ class OnnxAgent(EpisodeRules):
             target_return=self.target_return if target_return is None else target_return,
             cost_budget=budgets,
             follows_agent=not own,
+            action_range=self.action_range,
         )
 
     def predict(

@@ -180,6 +180,35 @@ def test_actions_outside_the_space_are_refused_by_name():
         RCDT(env=Lights(S.Discrete(2)), preset="tiny").learn(floats)
 
 
+@pytest.mark.parametrize("actions", [["left"] * 4, [[0], [1, 2], [0], [0]], [None] * 4])
+def test_actions_that_are_no_numbers_are_refused_by_name(actions):
+    columns = {
+        "observations": np.zeros((4, 1)), "rewards": np.zeros(4), "costs": np.zeros(4),
+        "actions": actions,
+    }  # fmt: skip
+    for read in (
+        lambda: TrajectoryDataset.from_arrays(**columns, timeouts=[0, 0, 0, 1]),
+        lambda: TrajectoryDataset.from_episodes([columns]),
+    ):
+        with pytest.raises(DatasetError, match="`actions` must "):
+            read()
+
+
+def test_a_bound_holds_where_the_other_side_has_none():
+    space = S.Box(np.array([-np.inf, 0.0]), np.array([np.inf, np.inf]), dtype=np.float64)
+    columns = {
+        "observations": np.zeros((4, 1)), "rewards": np.zeros(4), "costs": np.zeros(4),
+        "timeouts": [0, 0, 0, 1],
+    }  # fmt: skip
+    actions = np.array([[-900.0, 0.0], [7.0, 900.0], [0.0, 3.0], [0.0, 0.0]])
+    fine = TrajectoryDataset.from_arrays(**columns, actions=actions)
+    fine.check_spaces(Lights.observation_space, space)
+    actions[2, 1] = -0.1
+    data = TrajectoryDataset.from_arrays(**columns, actions=actions)
+    with pytest.raises(DatasetError, match="1 of 4 rows do not, the first is row 2"):
+        data.check_spaces(Lights.observation_space, space)
+
+
 def test_without_an_environment_the_data_say_how_many_options():
     assert data_action_space(record(S.Discrete(4))) == S.Discrete(4)
     assert data_action_space(record(S.MultiDiscrete([2, 3]))) == S.MultiDiscrete([2, 3])
@@ -199,6 +228,17 @@ def test_predict_gives_actions_of_the_space(trained):
     assert several.shape == (5, *space.shape) and several.dtype == space.dtype
 
 
+def test_an_action_done_instead_must_be_of_the_space_and_nothing_is_lost(trained):
+    obs = np.zeros(1, np.float32)
+    action, state = trained.predict(obs, trained.begin())
+    for wrong in (7, -1, 1.5):
+        with pytest.raises(InvalidArgumentError, match="`action` must lie in the action space, wh"):
+            state.observe(1.0, 2.0, action=np.full_like(action, wrong, dtype=np.float64))
+    assert state.awaiting.all() and state.total_cost.tolist() == [0.0]
+    _, state = trained.predict(obs, state.observe(1.0, 2.0, action=np.ones_like(action)))
+    assert state.total_cost.tolist() == [2.0]
+
+
 def test_checkpoints_and_onnx_act_alike(trained, tmp_path):
     from rcdt_agent.onnx_agent import OnnxAgent
 
@@ -210,6 +250,10 @@ def test_checkpoints_and_onnx_act_alike(trained, tmp_path):
     env = Lights(trained.action_space)
     agents = {agent: None for agent in (trained, loaded, exported)}
     obs, _ = env.reset()
+    for agent in agents:
+        action, state = agent.predict(obs, agent.begin())
+        with pytest.raises(InvalidArgumentError, match="`action` must lie in the action space"):
+            state.observe(1.0, 0.0, action=np.full_like(action, 9))
     for _ in range(6):
         actions = []
         for agent, state in agents.items():

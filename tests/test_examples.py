@@ -65,6 +65,13 @@ def test_metadrive_with_three_costs(tmp_path):
         assert f"{name} (budget)" in result.stdout
 
 
+@pytest.mark.simulator
+@pytest.mark.safety_gymnasium
+def test_dict_observations():
+    report = load("dict_observations").main(n_drives=2, total_steps=8, n_episodes=1)
+    assert [result.budget for result in report.results] == [20, 40, 80]
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [("custom_env", "budget 15.0: heat"), ("custom_loop", "step 60: spent"),

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from commands import rcdt
 from conftest import random_arrays
-from gymnasium.spaces import Box
+from gymnasium.spaces import Box, Dict, Discrete
 from test_hdf5 import assert_same
 
 from rcdt_agent import TrajectoryDataset
@@ -89,6 +89,89 @@ def test_spaces_of_another_shape(arrays):
     )
     assert minari.load_dataset("robot/pick-v0")[0].observations.shape == (5, 1, 3)
     assert_same(TrajectoryDataset.from_minari("robot/pick-v0"), data)
+
+
+def buffers(observations, actions, costs, rows=((0, 3), (3, 5))):
+    """Two episodes, of three steps and of two; observations are one longer each."""
+    return [
+        minari.data_collector.EpisodeBuffer(
+            observations=observations[m],
+            actions=actions[first:end],
+            rewards=np.arange(first, end, dtype=np.float32),
+            terminations=[False] * (end - first),
+            truncations=[False] * (end - first - 1) + [True],
+            infos={"cost": costs[m]},
+        )
+        for m, (first, end) in enumerate(rows)
+    ]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_dicts_and_options_as_minari_wrote_them():
+    space = Dict({"gear": Discrete(3), "speed": Box(0, 9, (1,), np.float32)})
+    seen = [
+        {"gear": np.array([0, 2, 1, 1]), "speed": np.arange(4, dtype=np.float32)[:, None]},
+        {"gear": np.array([1, 0, 0]), "speed": np.arange(3, dtype=np.float32)[:, None]},
+    ]
+    actions, costs = np.array([0, 3, 1, 2, 3]), [np.zeros(4), np.ones(3)]
+    minari.create_dataset_from_buffers(
+        "mine/dict-v0", buffers(seen, actions, costs), observation_space=space,
+        action_space=Discrete(4),
+    )  # fmt: skip
+    data = TrajectoryDataset.from_minari("mine/dict-v0")
+    assert data.layout.space == space
+    assert data.observations.tolist() == [
+        [1, 0, 0, 0], [0, 0, 1, 1], [0, 1, 0, 2], [0, 1, 0, 0], [1, 0, 0, 1],
+    ]  # fmt: skip
+    assert data.final_observations.tolist() == [[0, 1, 0, 3], [1, 0, 0, 2]]
+    assert data.actions.dtype == np.int64 and data.actions.tolist() == [[0], [3], [1], [2], [3]]
+    assert data.episode_costs.tolist() == [0, 2]
+    with pytest.raises(DatasetError, match="`observation_space` must be a Box"):
+        data.to_minari("mine/other-v0", observation_space=space)
+    data.to_minari("mine/other-v0")
+    again = TrajectoryDataset.from_minari("mine/other-v0")
+    assert again.actions.dtype == np.int64
+    np.testing.assert_array_equal(again.observations, data.observations)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_states_that_are_options_are_one_hot():
+    costs = [np.zeros(4), np.ones(3)]
+    minari.create_dataset_from_buffers(
+        "mine/cliff-v0", buffers([np.array([0, 2, 1, 1]), np.array([1, 0, 0])], np.zeros(5), costs),
+        observation_space=Discrete(3), action_space=Discrete(1),
+    )  # fmt: skip
+    data = TrajectoryDataset.from_minari("mine/cliff-v0")
+    assert data.observations.argmax(1).tolist() == [0, 2, 1, 1, 0]
+    assert data.observations.shape == (5, 3) and (data.observations.sum(1) == 1).all()
+
+
+def test_several_costs_by_name(arrays):
+    costs = {"crash": arrays["costs"], "speed": np.linspace(0, 9, 12, dtype=np.float32)}
+    data = TrajectoryDataset.from_arrays(**{**arrays, "costs": costs})
+    again = TrajectoryDataset.from_minari(data.to_minari("robot/pick-v0"))
+    assert again.cost_names == ("crash", "speed")
+    np.testing.assert_array_equal(again.costs, data.costs)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")
+def test_costs_in_columns_and_costs_that_do_not_fit():
+    seen = [np.zeros((4, 1), np.float32), np.zeros((3, 1), np.float32)]
+    first = np.column_stack([np.arange(4.0), 10 * np.arange(4.0)])
+
+    def read(dataset_id, *costs):
+        minari.create_dataset_from_buffers(
+            dataset_id, buffers(seen, np.zeros((5, 1), np.float32), costs),
+            observation_space=Box(-1, 1, (1,)), action_space=Box(-1, 1, (1,)),
+        )  # fmt: skip
+        return TrajectoryDataset.from_minari(dataset_id)
+
+    data = read("mine/columns-v0", first, first[:3])
+    assert data.costs.tolist() == [[1, 10], [2, 20], [3, 30], [1, 10], [2, 20]]
+    with pytest.raises(DatasetError, match="mine/number-v0: every episode must have the same"):
+        read("mine/number-v0", first, np.zeros(3))
+    with pytest.raises(DatasetError, match="as long as its 3 steps, or one longer, got shape .2,"):
+        read("mine/short-v0", np.zeros(2), np.zeros(3))
 
 
 def test_what_is_refused(arrays):

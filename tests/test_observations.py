@@ -123,6 +123,19 @@ def test_what_does_not_fit_is_named(agent, change, words):
         agent.predict(obs)
 
 
+def test_what_was_refused_is_not_part_of_the_episode(agent):
+    obs = [split([1.0 + i, 2.0, 0.5, 0.5]) for i in range(3)]
+    _, state = agent.predict(obs[0], agent.begin())
+    state = state.observe(1.0, 2.0)
+    expected, _ = agent.predict(obs[1], state)
+    for wrong in ({**obs[1], "sped": 1.0}, {"speed": 1.0}, [1.0, 2.0]):
+        with pytest.raises(InvalidArgumentError):
+            agent.predict(wrong, state)
+    action, after = agent.predict(obs[1], state)
+    np.testing.assert_array_equal(action, expected)
+    assert after.total_cost.tolist() == [2.0] and after.steps.tolist() == [2]
+
+
 def test_spaces_without_numbers_are_refused():
     with pytest.raises(InvalidArgumentError, match="`observation_space` must be a Box.*`words`"):
         RCDT(observation_space=S.Dict({"words": S.Text(3)}))
@@ -258,6 +271,17 @@ def test_arrays_groups_and_episodes(tmp_path):
         made = TrajectoryDataset.from_episodes([{"observations": form, **steps}] * 2)
         assert made.observations.tolist() == expected[:3] * 2
         assert made.final_observations.tolist() == [expected[3]] * 2
+    for keys, message in (
+        ({"lidar": seen["lidar"]}, "keys lidar, speed: speed missing"),
+        ({**seen, "sped": seen["speed"]}, "keys lidar, speed: sped unknown"),
+    ):
+        space = S.Dict({"lidar": S.Box(-9, 9, (2,)), "speed": S.MultiBinary(1)})
+        with pytest.raises(DatasetError, match=message):
+            TrajectoryDataset.from_arrays(observations=keys, observation_space=space, **rest)
+        with pytest.raises(DatasetError, match=message):
+            TrajectoryDataset.from_arrays(observations=seen, next_observations=keys, **rest)
+        with pytest.raises(DatasetError, match=f"episode 1.*{message}"):
+            TrajectoryDataset.from_episodes([{"observations": o, **steps} for o in (seen, keys)])
     with pytest.raises(DatasetError, match="`speed` .* shape"):
         TrajectoryDataset.from_arrays(observations={**seen, "speed": np.zeros(3)}, **rest)
     unlike = S.Dict({"lidar": S.Box(-9, 9, (2,)), "speed": S.Discrete(2)})

@@ -118,6 +118,8 @@ def test_wrong_names_and_numbers_of_costs_are_refused(tmp_path):
         (two, ["a"], "must name 2 costs"),
         (two, ["a", "a"], "distinct"),
         ({"a": two[:, 0], "b": two[:5, 0]}, None, "as long as each other"),
+        ({"a": two[:, 0], "b": ["high"] * 13}, None, "`costs` must be numbers of one shape"),
+        (["high"] * 13, None, "`costs` must be numbers of one shape"),
         ({"a": two[:, 0], "b": -two[:, 0]}, None, "`costs` must be >= 0, row 0"),
         ({"a": two[:, 0], "b": two[:, 0]}, ["a", "c"], "b unknown; c missing"),
     ):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.action_spaces import action_range
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.algorithms.sb3 import Env
@@ -103,6 +104,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             cost_budget=budgets,
             follows_agent=not own,
             cost_names=self.cost_names,
+            action_range=action_range(self.policy.action_space),
         )
 
     def _check_return_token(self) -> None:

@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,12 @@ from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.costs import ONE_COST, CostBudget, budget_label, by_name, refuse_several
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
-from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
+from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
+from rcdt_agent.evaluation import EnvSource
+from rcdt_agent.fitted_q import FQEConfig
 
 LONGEST_WINDOW = 1_000_000
 """Steps of a rolling window: a state keeps a number for each of them."""
@@ -269,14 +271,18 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
 
     @calibration.setter
     def calibration(self, calibration: TokenCalibration | None) -> None:
-        if calibration is not None and self.cost_window is not None:
+        if calibration is not None:
+            self._refuse_window()
+        self.forget_evaluation()
+        self.policy.calibrate(calibration)
+        self._forget_targets()
+
+    def _refuse_window(self) -> None:
+        if self.cost_window is not None:
             raise InvalidArgumentError(
                 "A calibration is for whole episodes, but the budget is for every "
                 f"{self.cost_window} steps: `set_cost_budget` without `per` first."
             )
-        self.forget_evaluation()
-        self.policy.calibrate(calibration)
-        self._forget_targets()
 
     def calibrate(
         self,
@@ -305,17 +311,62 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             confidence: Of the upper bound of the mean cost, one-sided.
             **kwargs: As for `evaluate_budgets`.
         """
-        refuse_several(self.cost_names, "`calibrate`")
+        from rcdt_agent.calibration import measure_tokens
+
+        with self._recalibrating("`calibrate`"):
+            found = self.calibration = measure_tokens(
+                self, env, budgets, n_episodes=n_episodes, seed=seed, n_tokens=n_tokens,
+                confidence=confidence, **kwargs,
+            )  # fmt: skip
+        return found
+
+    def calibrate_offline(
+        self,
+        dataset: AnyData,
+        budgets: Sequence[float] | None = None,
+        *,
+        n_tokens: int = 10,
+        seed: int = 0,
+        config: FQEConfig | None = None,
+    ) -> TokenCalibration:
+        """`calibrate` from logged data alone, where they cover the budgets.
+
+        Each token is valued by `evaluate_offline`; a budget is then translated to the largest token
+        whose `cost_interval` ends within it, and never to more than itself. It is as good as those
+        estimates, which is no guarantee.
+
+        Args:
+            dataset: Trajectories, as `learn` takes them.
+            budgets: Budgets that will be asked for; default: those of the agent's task.
+            n_tokens: Tokens to value, from zero to 1.5 times the largest budget.
+            seed: Of the estimates.
+            config: Settings of fitted Q evaluation.
+
+        Raises:
+            DatasetError: The data do not cover a budget, or do not show a token that keeps it. The
+                calibration in force stays.
+        """
+        from rcdt_agent.calibration import measure_tokens_offline
+
+        with self._recalibrating("`calibrate_offline`"):
+            found = self.calibration = measure_tokens_offline(
+                self, as_dataset(dataset), budgets, n_tokens=n_tokens, seed=seed, config=config
+            )
+        return found
+
+    @contextmanager
+    def _recalibrating(self, caller: str) -> Iterator[None]:
+        """Without the calibration in force, which comes back if measuring a new one fails."""
+        refuse_several(self.cost_names, caller)
+        self._refuse_window()
+        before, measured = self.calibration, (self.last_evaluation, self.loaded_from)
         self.calibration = None
-        largest_cost = float(self.policy.outcomes.costs.max())
-        tokens = token_grid(task_budgets(self, budgets), largest_cost, n_tokens)
-        report = evaluate_budgets(
-            self, env, tokens.tolist(), n_episodes=n_episodes, seed=seed, **kwargs
-        )
-        costs = np.array([result.costs for result in report.results])
-        calibration = TokenCalibration.fit(tokens, costs, confidence=confidence, seed=seed)
-        self.calibration = calibration
-        return calibration
+        try:
+            yield
+        except BaseException:
+            self.calibration = before
+            self.last_evaluation, self.loaded_from = measured
+            raise
 
     def set_deployment(self, **fields: Any) -> None:
         """Change how the trained policy is steered; takes effect at the next `predict`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -97,8 +98,12 @@ def calibrate(
     confidence: float = 0.95,
     output: OptionalPath = None,
     in_place: bool = False,
+    offline: OptionalPath = None,
 ) -> int:
     """Measure which token keeps each cost budget, and write an agent that asks for it.
+
+    With --offline nothing is rolled out: costs are estimated from logged data, and refused where
+    these do not cover a budget.
 
     Args:
         agent: A run folder or a checkpoint.
@@ -106,32 +111,46 @@ def calibrate(
         budgets: Cost budgets that will be asked for; by default those of the task.
         episodes: Episodes a token; ten tokens are measured. Fewer than 20 are warned about.
         seed: Episode e is reset with seed + e; not the seeds of an evaluation.
-        confidence: One-sided, of the bound on the mean cost.
+        confidence: One-sided, of the bound on the mean cost of the episodes.
         output: Where to write the calibrated agent; by default beside the one given, with
             -calibrated in its name.
         in_place: Write it over the one given.
+        offline: Dataset to estimate from, instead of rolling out.
     """
+    from rcdt_agent.evaluation import task_budgets
     from rcdt_agent.experiments.evaluate import find_simulator
     from rcdt_agent.experiments.runs import open_budget_conditioned
 
     check_budgets(budgets)
     target = _calibrated_file(agent, output, in_place)
     check_output(target)
+    if offline is not None and env is not None:
+        raise InvalidArgumentError("Give either `--offline` or `--env`, not both.")
     loaded = open_budget_conditioned(agent, "calibrated")
-    simulator = find_simulator(loaded, env)
-    requested = budgets or simulator.budgets
-    found = loaded.calibrate(
-        simulator.env, requested, episodes, seed, confidence=confidence, progress_bar=True
-    )
+    if offline is not None:
+        requested: Sequence[float] = task_budgets(loaded, budgets or None)
+        found = loaded.calibrate_offline(offline, requested, seed=seed)
+        bound = "upper end"
+    else:
+        simulator = find_simulator(loaded, env)
+        requested = budgets or simulator.budgets or ()
+        found = loaded.calibrate(
+            simulator.env,
+            requested or None,
+            episodes,
+            seed,
+            confidence=confidence,
+            progress_bar=True,
+        )
+        bound = f"{confidence:.0%} bound"
     loaded.save(target)
-    bound = f"{confidence:.0%} bound"
     echo(f"{'token':>8} {'cost':>8} {bound:>10}")
     for token, cost, upper in zip(found.tokens, found.costs, found.upper, strict=True):
         echo(f"{token:>8.3g} {cost:>8.2f} {upper:>10.2f}")
-    for budget in requested or ():
+    for budget in requested:
         echo(f"budget {budget:g}: token {float(found.token(budget)):.3g}")
         found.warn_if_uncovered(budget)
-    if episodes < ENOUGH_EPISODES:
+    if offline is None and episodes < ENOUGH_EPISODES:
         echo_error(
             f"the {bound} rests on {episodes} episodes a token and is too low more often than it "
             f"says; `--episodes {ENOUGH_EPISODES}` or more make it trustworthy.",

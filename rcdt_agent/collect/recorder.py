@@ -123,7 +123,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         if not self._recording:
             raise gym.error.ResetNeeded("Call `reset` before `step`: no episode is running.")
         taken = (
-            action_rows([np.ravel(action)])[0] if self._discrete else _copy(action)
+            action_rows([np.ravel(action)], "recorded")[0] if self._discrete else _copy(action)
         )  # before the environment may change it
         obs, reward, cost, terminated, truncated, info = read_step(
             self.env.step(action),

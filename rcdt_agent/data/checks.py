@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.action_range import ActionRange
 from rcdt_agent.errors import DatasetError
 
 _CHUNK = 16_384  # rows checked at a time: checks must not cost a second copy of the data
@@ -67,24 +68,19 @@ def check_not_negative(array: Float32Array, key: str, name: str) -> None:
         raise DatasetError(f"{name}: `{key}` must be >= 0, row {row} is {array[row]}.")
 
 
-def check_within(
-    array: npt.NDArray[Any], low: npt.NDArray[Any], high: npt.NDArray[Any], key: str, name: str
-) -> None:
-    """Refuse rows (N, A) outside bounds (A,), but for rounding; names the first, and how many."""
-    whole = array.dtype.kind in "iu"
-    slack = 0 if whole else 1e-5 * np.maximum(np.abs(low), np.abs(high))
+def check_within(array: npt.NDArray[Any], allowed: ActionRange, key: str, name: str) -> None:
+    """Refuse rows (N, A) outside a range, but for rounding; names the first, and how many."""
     n_outside, first = 0, 0
     for start in range(0, len(array), _CHUNK):
-        rows = array[start : start + _CHUNK]
-        outside = ((rows < low - slack) | (rows > high + slack)).any(axis=1)
+        outside = allowed.outside(array[start : start + _CHUNK])
         if not n_outside and outside.any():
             first = start + int(np.argmax(outside))
         n_outside += int(outside.sum())
     if n_outside:
         raise DatasetError(
-            f"{name}: `{key}` must lie in the environment's action space, from {low} to {high}; "
-            f"{n_outside} of {len(array)} rows do not, the first is row {first}: {array[first]}. "
-            f"They range from {array.min(axis=0)} to {array.max(axis=0)}."
+            f"{name}: `{key}` must lie in the environment's action space, from {allowed.low} to "
+            f"{allowed.high}; {n_outside} of {len(array)} rows do not, the first is row {first}: "
+            f"{array[first]}. They range from {array.min(axis=0)} to {array.max(axis=0)}."
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
-from rcdt_agent.action_spaces import Choices, action_width
+from rcdt_agent.action_spaces import DISCRETE, action_range, action_width
 from rcdt_agent.costs import ONE_COST, CostBudget, check_cost_names, in_order
 from rcdt_agent.data.checks import (
     check_finite,
@@ -145,7 +145,7 @@ class TrajectoryDataset:
         arrays: dict[str, npt.NDArray[Any]] = {
             key: np.asarray(value, dtype=np.float32) for key, value in given.items()
         }
-        arrays["actions"] = action_rows(actions)
+        arrays["actions"] = action_rows(actions, name)
         arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
         is_terminal, is_timeout, is_unclear = end_flags(terminals, timeouts, dones, name)
         columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
@@ -428,19 +428,13 @@ class TrajectoryDataset:
                 f"are read with `observation_space`."
             )
         self.check_sizes(*sizes, "the environment's")
-        choices = Choices.of(action_space)
-        if choices is not None:
-            if not self.discrete_actions:
-                raise DatasetError(
-                    f"{self.name}: `actions` must be whole numbers (an integer dtype) for "
-                    f"{action_space}, got {self.actions.dtype}."
-                )
-            low = np.array(choices.starts)
-            high = low + choices.counts - 1
-            check_within(self.actions, low, high, "actions", self.name)
-        elif isinstance(action_space, gym.spaces.Box):
-            low, high = action_space.low.ravel(), action_space.high.ravel()
-            check_within(self.actions, low, high, "actions", self.name)
+        if isinstance(action_space, DISCRETE) and not self.discrete_actions:
+            raise DatasetError(
+                f"{self.name}: `actions` must be whole numbers (an integer dtype) for "
+                f"{action_space}, got {self.actions.dtype}."
+            )
+        if isinstance(action_space, (*DISCRETE, gym.spaces.Box)):
+            check_within(self.actions, action_range(action_space), "actions", self.name)
 
     def check_sizes(self, observation_size: int, action_size: int, whose: str) -> None:
         """Refuse sizes that are not the data's; `whose` they are is said in the message.

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
-from rcdt_agent.costs import refuse_several
+from rcdt_agent.action_spaces import DISCRETE
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
+
+LAID_OUT = (gym.spaces.Dict, gym.spaces.Tuple, *DISCRETE)
+"""Observation spaces that become a row by their layout."""
 
 
 def read_minari(dataset: Any) -> TrajectoryDataset:
@@ -32,9 +37,7 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
     )  # fmt: skip
     columns: dict[str, list[Any]] = {key: [] for key in keys}
     space = getattr(dataset, "observation_space", None)
-    layout = (
-        ObservationLayout(space) if isinstance(space, gym.spaces.Dict | gym.spaces.Tuple) else None
-    )
+    layout = ObservationLayout(space) if isinstance(space, LAID_OUT) else None
     for episode in dataset.iterate_episodes():
         observations = episode.observations
         if layout is not None:
@@ -58,8 +61,7 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
         columns["next_observations"].append(observations[1 : steps + 1].reshape(steps, -1))
         columns["actions"].append(np.asarray(episode.actions).reshape(steps, -1))
         columns["rewards"].append(episode.rewards)
-        # The infos of `reset` come first: as many as observations.
-        columns["costs"].append(np.asarray(infos["cost"], dtype=np.float32).reshape(-1)[-steps:])
+        columns["costs"].append(_costs(infos["cost"], steps, f"{name}: episode {episode.id}"))
         columns["terminals"].append(episode.terminations)
         # An episode without an end flag was cut by the recording.
         ends = np.asarray(episode.truncations).copy()
@@ -68,10 +70,42 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
     if not columns["rewards"]:
         raise DatasetError(f"{name}: holds no episodes.")
     return TrajectoryDataset.from_arrays(
-        **{key: np.concatenate(parts) for key, parts in columns.items()},
+        **{key: np.concatenate(parts) for key, parts in columns.items() if key != "costs"},
+        costs=_joined_costs(columns["costs"], name),
         observation_space=layout.space if layout else None,
         name=name,
     )
+
+
+def _costs(cost: Any, steps: int, where: str) -> dict[str, npt.NDArray[Any]]:
+    """The costs of an episode's steps by name; one cost, or columns of several, are numbered.
+
+    The infos of `reset` come first: as many as observations.
+    """
+    if isinstance(cost, Mapping):
+        return {str(key): _costs(value, steps, where)["0"] for key, value in cost.items()}
+    values = np.asarray(cost, dtype=np.float32)
+    values = values.reshape(len(values), -1) if values.ndim else values.reshape(0, 1)
+    if len(values) not in (steps, steps + 1):
+        raise DatasetError(
+            f'{where}: `infos["cost"]` must be as long as its {steps} steps, or one longer, got '
+            f"shape {np.shape(cost)}."
+        )
+    return {str(j): column for j, column in enumerate(values[-steps:].T)}
+
+
+def _joined_costs(episodes: list[dict[str, npt.NDArray[Any]]], name: str) -> Any:
+    """The costs of all episodes: an array, or a mapping of names where they have names."""
+    first = episodes[0]
+    for costs in episodes:
+        if set(costs) != set(first):
+            raise DatasetError(
+                f'{name}: every episode must have the same costs in `infos["cost"]`, got '
+                f"{sorted(first)} and {sorted(costs)}."
+            )
+    joined = {key: np.concatenate([costs[key] for costs in episodes]) for key in first}
+    numbered = list(joined) == [str(j) for j in range(len(joined))]
+    return np.stack(list(joined.values()), axis=1) if numbered else joined
 
 
 def write_minari(
@@ -84,10 +118,13 @@ def write_minari(
 ) -> Any:
     """Write a new local Minari dataset; the cost of each step is in `infos["cost"]`.
 
+    Several costs are a dict by name there.
+
     Args:
         dataset: Trajectories whose last observations are known: Minari's episodes hold them.
         dataset_id: Such as `robot/pick-v0`.
-        observation_space: Default: an unbounded Box.
+        observation_space: A Box; default: an unbounded one. Dicts are written flat, as they are
+            held.
         action_space: Default: a Box of [-1, 1]; of discrete actions, as the data are.
         **metadata: For `minari.create_dataset_from_buffers`: `env`, `author`, `description`, ...
 
@@ -111,7 +148,11 @@ def write_minari(
         or gym.spaces.Box(-np.inf, np.inf, (dataset.observation_size,), np.float32),
         "action_space": action_space or _default_actions(dataset),
     }
-    refuse_several(dataset.cost_names, "A Minari dataset")
+    if not isinstance(spaces["observation_space"], gym.spaces.Box):
+        raise DatasetError(
+            f"{dataset.name}: `observation_space` must be a Box, as observations are written flat, "
+            f"got {observation_space}."
+        )
     dataset.check_spaces(spaces["observation_space"], spaces["action_space"])
     episodes = [
         minari.data_collector.EpisodeBuffer(**_episode(dataset, m, **spaces))
@@ -152,6 +193,9 @@ def _episode(
     steps = int(dataset.lengths[m])
     observations = np.concatenate((dataset.observations[rows], dataset.final_observations[m, None]))
     last = np.arange(steps) == steps - 1
+    # The infos of `reset` come first: as many as observations.
+    spent = np.concatenate((np.zeros_like(dataset.costs[:1]), dataset.costs[rows]))
+    costs = dict(zip(dataset.cost_names, np.atleast_2d(spent.T), strict=True))
     return {
         "id": m,
         "observations": observations.reshape(-1, *(observation_space.shape or ())),
@@ -159,8 +203,7 @@ def _episode(
         "rewards": dataset.rewards[rows],
         "terminations": last & dataset.terminated[m],
         "truncations": last & dataset.truncated[m],
-        # The infos of `reset` come first: as many as observations.
-        "infos": {"cost": np.concatenate(([np.float32(0)], dataset.costs[rows]))},
+        "infos": {"cost": costs if len(costs) > 1 else spent},
     }
 
 

@@ -75,11 +75,26 @@ def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
-def action_rows(actions: Any) -> npt.NDArray[Any]:
+def float_rows(values: Any, key: str, name: str) -> npt.NDArray[Any]:
+    """An array of float32.
+
+    Raises:
+        DatasetError: They are not numbers, or not of one shape.
+    """
+    try:
+        return np.asarray(values, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise DatasetError(f"{name}: `{key}` must be numbers of one shape: {error}.") from error
+
+
+def action_rows(actions: Any, name: str) -> npt.NDArray[Any]:
     """(N, A) float32; discrete actions, which are whole numbers (N,) or (N, k), as int64 (N, k)."""
-    array = np.asarray(actions)
+    try:
+        array = np.asarray(actions)
+    except ValueError:  # rows of different lengths
+        array = np.empty(0)
     if array.dtype.kind not in "biu":
-        return np.asarray(actions, dtype=np.float32)
+        return float_rows(actions, "actions", name)
     whole = np.asarray(array, dtype=np.int64)
     return whole[:, None] if whole.ndim == 1 else whole
 
@@ -94,10 +109,10 @@ def cost_columns(
         InvalidArgumentError: `cost_names` are not those of the mapping.
     """
     if not isinstance(costs, Mapping):
-        return costs, cost_names
+        return float_rows(costs, "costs", name), cost_names
     names = [str(key) for key in costs] if cost_names is None else cost_names
     given = list(costs.values()) if len(costs) == 1 else in_order("`costs`", costs, names)
-    arrays = [one_column(np.asarray(values, dtype=np.float32)) for values in given]
+    arrays = [one_column(float_rows(values, "costs", name)) for values in given]
     shapes = {key: array.shape for key, array in zip(costs, arrays, strict=True)}
     if not arrays or len(set(shapes.values())) > 1 or arrays[0].ndim != 1:
         raise DatasetError(f"{name}: `costs` must be as long as each other, got shapes {shapes}.")
@@ -196,7 +211,7 @@ def episode_arrays(
             for key in _FLOATS
             if key != "actions"
         }
-        arrays["actions"] = action_rows(episode["actions"])
+        arrays["actions"] = action_rows(episode["actions"], f"{name}, episode {i}")
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
         if len(seen) == n_steps + 1:
             arrays["observations"] = seen[:-1]
@@ -307,4 +322,4 @@ def _columns(frame: Any, names: Sequence[str], *, whole: bool = False) -> npt.ND
     table = np.stack(
         [np.asarray(v) for v in columns[0]] if vectors else columns, axis=0 if vectors else 1
     )
-    return action_rows(table) if whole else table.astype(np.float32)
+    return action_rows(table, "data frame") if whole else table.astype(np.float32)

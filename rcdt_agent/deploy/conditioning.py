@@ -306,6 +306,7 @@ class TokenCalibration:
         confidence: Of the bound, one-sided.
         n_episodes: Episodes per token.
         seed: Episode e was reset with `seed + e`.
+        offline: Estimated from `n_episodes` logged trajectories instead, with `seed`.
     """
 
     tokens: Float64Array
@@ -314,6 +315,7 @@ class TokenCalibration:
     confidence: float
     n_episodes: int
     seed: int
+    offline: bool = False
 
     @classmethod
     def fit(
@@ -354,10 +356,10 @@ class TokenCalibration:
     def warn_if_uncovered(self, cost_budget: float) -> None:
         """Say aloud when no measured token keeps the budget."""
         if self.upper[0] > cost_budget:
+            sure = "by the data" if self.offline else f"with {self.confidence:.0%} confidence"
             warnings.warn(
                 f"No token kept the cost budget {cost_budget:g} in calibration: the smallest cost "
-                f"{self.costs[0]:.3g} on average (at most {self.upper[0]:.3g} with "
-                f"{self.confidence:.0%} confidence).",
+                f"{self.costs[0]:.3g} on average (at most {self.upper[0]:.3g} {sure}).",
                 stacklevel=4,
             )
 
@@ -369,6 +371,7 @@ class TokenCalibration:
             "confidence": self.confidence,
             "n_episodes": self.n_episodes,
             "seed": self.seed,
+            "offline": self.offline,
         }
 
     @classmethod
@@ -382,6 +385,7 @@ class TokenCalibration:
             confidence=float(values["confidence"]),
             n_episodes=int(values["n_episodes"]),
             seed=int(values["seed"]),
+            offline=bool(values.get("offline", False)),  # files of earlier versions have none
         )
 
 

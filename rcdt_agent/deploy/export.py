@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write, versions
+from rcdt_agent.action_spaces import action_range
 from rcdt_agent.actions import Gaussian
 from rcdt_agent.deploy.onnx_file import (
     CHECKSUM_KEY,
@@ -162,8 +163,7 @@ def _metadata(agent: BudgetConditioned) -> dict[str, Any]:
         "observation_shape": list(policy.observation_space.shape),
         "action_shape": list(policy.action_space.shape or ()),
         "action_dtype": str(policy.action_space.dtype),
-        "action_low": policy.normalizer.action_low.tolist(),
-        "action_high": policy.normalizer.action_high.tolist(),
+        **action_range(policy.action_space).to_dict(),
         # `Conditioning.from_dict` takes these two, as it does from a checkpoint.
         "config": agent.config.to_dict(),
         "conditioning": policy.conditioning.to_dict(),

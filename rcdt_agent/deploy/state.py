@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.action_range import ActionRange
 from rcdt_agent.costs import ONE_COST, in_order
 from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.errors import InvalidArgumentError, StateError
@@ -61,6 +62,7 @@ class AgentState:
         cost_names: Of the costs, in the order of the last axis.
         rolling: What the last steps cost, where the budget is one for a rolling window of steps;
             None: it is one for an episode.
+        action_range: Which numbers are actions; None: any.
     """
 
     obs: Float32Array
@@ -79,6 +81,7 @@ class AgentState:
     use: StateUse = field(default_factory=StateUse)
     cost_names: tuple[str, ...] = ONE_COST
     rolling: RollingWindow | None = None
+    action_range: ActionRange | None = None
 
     @classmethod
     def begin(
@@ -92,6 +95,7 @@ class AgentState:
         cost_budget: npt.ArrayLike,
         follows_agent: bool = True,
         cost_names: tuple[str, ...] = ONE_COST,
+        action_range: ActionRange | None = None,
     ) -> AgentState:
         """Episodes about to start."""
         per_cost = () if len(cost_names) == 1 else (len(cost_names),)
@@ -117,6 +121,7 @@ class AgentState:
             shielded=np.zeros(n_envs, dtype=np.bool_),
             follows_agent=follows_agent,
             cost_names=cost_names,
+            action_range=action_range,
         )
 
     @property
@@ -164,8 +169,8 @@ class AgentState:
 
         Raises:
             StateError: No action is waiting for its outcome: it would be counted twice.
-            InvalidArgumentError: Wrong shape, not finite, a negative cost, or a cost that is
-                unknown or missing.
+            InvalidArgumentError: Wrong shape, not finite, a negative cost, a cost that is unknown
+                or missing, or an action outside its space. Nothing is counted then.
         """
         earned = self._outcome("reward", reward)
         spent = self._costs(cost)
@@ -176,8 +181,8 @@ class AgentState:
                 "`observe` was called without an action waiting for its outcome: call it once "
                 "after each step, with that step's reward and cost."
             )
-        self.use.used = True
         state = self if action is None else self._with_action_done(action)
+        self.use.used = True
         return replace(
             state,
             total_return=self.total_return + earned,
@@ -193,7 +198,14 @@ class AgentState:
             raise InvalidArgumentError(
                 f"`action` must be finite and of shape ({self.n_envs}, {size}), got {action!r}."
             )
-        return self.with_action(done.reshape(self.n_envs, size), self.shielded)
+        done, allowed = done.reshape(self.n_envs, size), self.action_range
+        if allowed is not None and allowed.outside(done).any():
+            kind = "whole numbers" if allowed.whole else "numbers"
+            raise InvalidArgumentError(
+                f"`action` must lie in the action space, {kind} from {allowed.low} to "
+                f"{allowed.high}, got {action!r}."
+            )
+        return self.with_action(done, self.shielded)
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
