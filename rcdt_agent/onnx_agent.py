@@ -95,17 +95,17 @@ class OnnxAgent(EpisodeRules):
             self.observation_shape = tuple(map(int, self.metadata["observation_shape"]))
             self.action_shape = tuple(map(int, self.metadata["action_shape"]))
             self.action_dtype = np.dtype(self.metadata.get("action_dtype", "float32"))
-            self.action_range = ActionRange.from_dict(
-                self.metadata,
-                size=math.prod(self.action_shape),
-                whole=self.action_dtype.kind in "iu",
-            )
             self.conditioning = Conditioning.from_dict(config, self.metadata["conditioning"])
             self._target = lru_cache(1024)(self.conditioning.target_return)
             settings = self.metadata["settings"]
             self._cost_budget = check_budget(settings["cost_budget"])
             self._target_request: TargetReturn = settings["target_return"]
             self._check_ports()
+            self.action_range = ActionRange.from_dict(
+                self.metadata,
+                size=math.prod(self.action_shape),
+                whole=self.action_dtype.kind in "iu",
+            )
             nothing = np.zeros(self.observation_shape, dtype=np.float32)
             action, _ = self.predict(nothing, self.begin())
             if action.shape != self.action_shape or not np.isfinite(action).all():

@@ -564,6 +564,8 @@ def test_a_foreign_file_is_refused(folder, tmp_path, crafted):
         (lambda m: m["conditioning"].pop("table"), "KeyError: 'table'"),
         (lambda m: m["conditioning"]["outcomes"].update(returns=[1.0]), "must be as many"),
         (lambda m: m.update(action_shape=[1, 1, 2]), "its inputs must be"),
+        (lambda m: m.update(action_low=[-1.0, -1.0]), "an action has 1 bounds"),
+        (lambda m: m.pop("action_high"), "KeyError: 'action_high'"),
     ],
 )
 def test_metadata_that_do_not_fit_are_refused(crafted, change, words):
