@@ -309,6 +309,20 @@ def test_gradients_reach_the_encoders_they_should(data):
     torch.testing.assert_close(clipped, grads / 4, rtol=1e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_target_encoder_follows_the_critics(data, precision):
+    changes = {"critic_start": 0.0, "target_rate": 0.25, "held_out_fraction": 0.0}
+    settings = {**SETTINGS, "variant": "rcdt-paper", **changes}
+    agent = RCDT(Camera(), **settings, precision=precision)
+    agent.set_dataset(data)
+    before = agent.policy.critics.encoder.linear.weight.clone()
+    agent.learn(total_steps=1)
+    now = agent.policy.critics.encoder.linear.weight
+    assert (now != before).any()
+    target = agent.target_critics.encoder.linear.weight
+    torch.testing.assert_close(target, before + 0.25 * (now - before))
+
+
 def test_held_out_check_is_that_of_all_images_at_once(agent, data, monkeypatch):
     whole = critic_errors(agent.policy, agent.config, data)
     assert sorted(whole) == ["cost", "reward"]
