@@ -25,10 +25,13 @@ from torch import Tensor, nn
 from rcdt_agent._io import atomic_write
 from rcdt_agent.action_spaces import ActionSpace, discrete_from_dict, discrete_to_dict
 from rcdt_agent.errors import CheckpointError, TrainingError
+from rcdt_agent.images import image_space, is_image
 
 FORMAT = "rcdt_agent"
 FORMAT_VERSION = 2
 META, TENSORS = "meta.json", "tensors.safetensors"
+IMAGE = "Image"
+"""Kind of a space of images, whose bounds need not be stored byte by byte."""
 SPACE_DTYPES = (
     "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
     "uint32", "uint64", "bool",
@@ -210,6 +213,8 @@ def space_to_dict(space: ActionSpace) -> dict[str, Any]:
     """A space as plain values."""
     if not isinstance(space, gym.spaces.Box):
         return discrete_to_dict(space)
+    if is_image(space):
+        return {"kind": IMAGE, "shape": space.shape}
     bounds = [
         [None if np.isinf(value) else float(value) for value in array.ravel()]
         for array in (space.low, space.high)
@@ -219,6 +224,8 @@ def space_to_dict(space: ActionSpace) -> dict[str, Any]:
 
 def space_from_dict(values: dict[str, Any]) -> Any:
     """The inverse of `space_to_dict`."""
+    if values.get("kind") == IMAGE:
+        return image_space(values["shape"])
     if "kind" in values:
         return discrete_from_dict(values)
     low, high = (

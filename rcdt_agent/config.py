@@ -67,6 +67,9 @@ class Config(BaseConfig):
     time_embedding: TimeEmbedding = "none"
     """How the step of the episode is embedded: not at all, since tokens hold rates per step left
     (I), by smooth Fourier features (I), or by a learned row for each (P)."""
+    image_features: int = 64
+    """Numbers that a convolutional encoder makes of an image, for policy and critics each; other
+    observations have no encoder (I)."""
     normalize_observations: bool = True
     """Shift and scale each observation dimension by the dataset's mean and deviation (I)."""
     rtg_scale: float | None = None
@@ -218,7 +221,10 @@ class Config(BaseConfig):
 
 
 _RULES: dict[str, Rule] = {
-    "n_layers n_heads embedding_size context_length critic_width": (lambda v, _: v >= 1, ">= 1"),
+    "n_layers n_heads embedding_size context_length critic_width image_features": (
+        lambda v, _: v >= 1,
+        ">= 1",
+    ),
     "head_width": (lambda v, _: v >= 0, ">= 0"),
     "return_token": (lambda v, c: v or c.cost_token, "on without `cost_token`"),
     "critic_layers": (lambda v, _: v >= 2, ">= 2"),

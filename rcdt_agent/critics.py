@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rcdt_agent.encoders import ImageEncoder
+
 TWINS = 2
 
 ModuleT = TypeVar("ModuleT", bound=nn.Module)
@@ -39,6 +41,9 @@ class TwinCritics(nn.Module):
 
     With a context, such as the cost-to-go token and the time, (s, a, context).
 
+    Images go through an encoder of the critics' own, which serves all signals: what an action costs
+    may depend on what the policy can do without, and a target must not move with the policy.
+
     Every network has `n_layers` linear layers with Mish between. A signal's networks work in units
     of its `scale`: one learning rate suits returns of 15 and of 3400.
 
@@ -58,6 +63,7 @@ class TwinCritics(nn.Module):
         context_size: int = 0,
         width: int = 128,
         n_layers: int = 4,
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """Make the networks.
 
@@ -68,8 +74,11 @@ class TwinCritics(nn.Module):
             context_size: X, numbers that the critics see besides.
             width: Hidden units.
             n_layers: Linear layers, the last with one output.
+            encoder: Of images.
         """
         super().__init__()
+        observation_size = encoder.n_features if encoder else observation_size
+        self.encoder = encoder
         self.signals = tuple(scales)
         sizes = [observation_size + action_size + context_size, *[width] * (n_layers - 1), 1]
         members = TWINS * len(self.signals)
@@ -86,6 +95,8 @@ class TwinCritics(nn.Module):
             actions: (..., A) in [-1, 1].
             context: (..., X), if the critics have one.
         """
+        if self.encoder is not None:
+            obs = self.encoder(obs)
         parts = (obs, actions) if context is None else (obs, actions, context)
         inputs = torch.cat(parts, dim=-1)
         x = inputs.flatten(0, -2).expand(TWINS * len(self.signals), -1, -1)
@@ -102,9 +113,14 @@ class TwinCritics(nn.Module):
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float) -> dict[str, Tensor]:
-        """Scale the gradient of each signal's networks to at most `max_norm`; the norms before."""
+        """Scale the gradient of each signal's networks to at most `max_norm`; the norms before.
+
+        The encoder's, to which all signals add, is scaled by itself.
+        """
         n_signals = len(self.signals)
-        grads = [p.grad for p in self.parameters() if p.grad is not None]
+        if self.encoder is not None:
+            nn.utils.clip_grad_norm_(self.encoder.parameters(), max_norm)
+        grads = [p.grad for p in self.layers.parameters() if p.grad is not None]
         squares = [grad.view(n_signals, -1).square().sum(1) for grad in grads]
         norms = torch.stack(squares).sum(0).sqrt()
         factor = (max_norm / (norms + 1e-6)).clamp(max=1.0).repeat_interleave(TWINS)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from rcdt_agent.actions import ActionDistribution, Gaussian, GaussianHead, make_head
+from rcdt_agent.encoders import ImageEncoder
 
 __all__ = ["Block", "FourierTime", "Gaussian", "GaussianHead", "PolicyTransformer", "Window"]
 
@@ -155,6 +156,7 @@ class PolicyTransformer(nn.Module):
         cost_head: bool = False,
         n_costs: int = 1,
         choices: Sequence[int] = (),
+        encoder: ImageEncoder | None = None,
     ) -> None:
         """Make the network.
 
@@ -179,8 +181,10 @@ class PolicyTransformer(nn.Module):
             cost_head: Whether to predict, from state and action, if the step costs.
             n_costs: m, CTG tokens of a step: one for each cost.
             choices: Options of each discrete choice, A together; none: actions are continuous.
+            encoder: Of images; its features are read wherever else the observation would be.
         """
         super().__init__()
+        observation_size = encoder.n_features if encoder else observation_size
         self.width = width
         self.episode_length = episode_length
         self.skip_to_head = head_width > 0
@@ -206,6 +210,7 @@ class PolicyTransformer(nn.Module):
         self.apply(_initialise)
         n_tokens = int(return_token) + n_costs * int(cost_token)
         skipped = observation_size + n_tokens * token_features if self.skip_to_head else 0
+        self.encoder = encoder
         self.head = make_head(
             width + skipped,
             action_size,
@@ -241,6 +246,7 @@ class PolicyTransformer(nn.Module):
         its normalisation blur them, and two centimetres can be the difference between safe and
         unsafe.
         """
+        window = self.encoded(window)
         hidden = self.hidden(window, last_only=last_only)
         if not self.skip_to_head:
             return hidden
@@ -259,7 +265,7 @@ class PolicyTransformer(nn.Module):
         or anything later; so padding on the right cannot matter.
 
         Args:
-            window: Scaled by `Normalizer.window`.
+            window: Scaled by `Normalizer.window`, and of images by `encoded`.
             last_only: Only the last step of the window, which must be a real one.
         """
         x, per_step = self._tokens(window), self.tokens_per_step
@@ -270,6 +276,12 @@ class PolicyTransformer(nn.Module):
         x = self.blocks[-1](x, slice(first, None, None if last_only else per_step))
         normed: Tensor = self.norm_out(x)
         return normed
+
+    def encoded(self, window: Window) -> Window:
+        """The window with features (B, T, F) of its images; others stay as they are."""
+        if self.encoder is None:
+            return window
+        return replace(window, obs=self.encoder(window.obs))
 
     def windows_within(self, n_values: int, n_steps: int) -> int:
         """Windows of `n_steps` whose activations hold at most `n_values` values; at least one."""

@@ -20,10 +20,14 @@ from rcdt_agent.model import Window
 class Normalizer(nn.Module):
     """Scales fixed when training begins: task units outside, network units inside.
 
-    Observations have mean 0 and deviation 1 per dimension, actions lie in [-1, 1]; discrete ones
-    are in one-hot form. A token holds what is to go, divided by its unit; and, if there is an
-    `episode_length`, also what is to go per step left. Towards the end of an episode, and where one
-    reckless trajectory sets the unit, only the rate tells a good pace from a poor one.
+    Observations have mean 0 and deviation 1 per dimension; the bytes of an image lie in [0, 1].
+    Actions lie in [-1, 1]; discrete ones are in one-hot form. A token holds what is to go, divided
+    by its unit; and, if there is an `episode_length`, also what is to go per step left. Towards the
+    end of an episode, and where one reckless trajectory sets the unit, only the rate tells a good
+    pace from a poor one.
+
+    Attributes:
+        observation_size: O.
     """
 
     obs_mean: Tensor
@@ -42,18 +46,23 @@ class Normalizer(nn.Module):
         episode_length: int | None = None,
         n_costs: int = 1,
         choices: Choices | None = None,
+        *,
+        images: bool = False,
     ) -> None:
         """Scales of one; `fit` and `load_state_dict` set others.
 
-        `choices` are those of a discrete action space; they set the size of an action.
+        `choices` are those of a discrete action space; they set the size of an action. Observations
+        that are `images` have one scale for all bytes, 255, and no other.
         """
         super().__init__()
+        self.observation_size = observation_size
         self.choices = choices
         action_size = action_size if choices is None else sum(choices.counts)
         self.ctg_shape = ctg_shape
         self.episode_length = episode_length
-        self.register_buffer("obs_mean", torch.zeros(observation_size))
-        self.register_buffer("obs_std", torch.ones(observation_size))
+        per_number = () if images else (observation_size,)
+        self.register_buffer("obs_mean", torch.zeros(per_number))
+        self.register_buffer("obs_std", torch.full(per_number, 255.0 if images else 1.0))
         self.register_buffer("action_low", -torch.ones(action_size))
         self.register_buffer("action_high", torch.ones(action_size))
         self.register_buffer("rtg_scale", torch.ones(()))
@@ -77,7 +86,8 @@ class Normalizer(nn.Module):
         Args:
             dataset: Training data.
             action_space: Its bounds become [-1, 1]; where it has none, the data's do.
-            normalize_observations: Otherwise observations stay as they are.
+            normalize_observations: Otherwise observations stay as they are; images are never
+                shifted and scaled by the data.
             rtg_scale: Unit of the RTG token.
             ctg_scale: Unit of the CTG token; one for each of several costs, or one for all.
             ctg_shape: `linear`, or `asinh`, which resolves small budgets among large costs.
@@ -90,8 +100,9 @@ class Normalizer(nn.Module):
             episode_length,
             dataset.n_costs,
             Choices.of(action_space),
+            images=dataset.image_shape is not None,
         )
-        if normalize_observations:
+        if normalize_observations and dataset.image_shape is None:
             mean, std = mean_and_std(dataset.observations)
             normalizer.obs_mean.copy_(torch.from_numpy(mean))
             normalizer.obs_std.copy_(torch.from_numpy(np.where(std < 1e-6, 1.0, std)))
@@ -121,7 +132,7 @@ class Normalizer(nn.Module):
                 raise InvalidArgumentError(f"`{name}` must be {rule}, got {values.tolist()}.")
 
     def obs(self, obs: Tensor) -> Tensor:
-        """Observations (..., O) for the networks."""
+        """Observations (..., O) for the networks; uint8 becomes float32 here, on the device."""
         return (obs - self.obs_mean) / self.obs_std
 
     def actions(self, actions: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
-"""`ObservationLayout`: observations of any supported space as flat float32 rows.
+"""`ObservationLayout`: observations of any supported space as flat rows.
 
 `Dict` and `Tuple` are laid out in the order of their space, numbers as they are, `Discrete` and
 `MultiDiscrete` one-hot: the same numbers as `gymnasium.spaces.utils.flatten`, but also for batches,
-and checked by name. A plain `Box` has no layout: its rows are the array itself.
+and checked by name. An image is a row of its bytes, see `rcdt_agent.images`. Any other plain `Box`
+has no layout: its rows are the array itself.
 """
 
 from __future__ import annotations
@@ -19,8 +20,18 @@ import numpy.typing as npt
 from rcdt_agent._types import Float32Array
 from rcdt_agent.checkpoint import space_from_dict, space_to_dict
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.images import (
+    ImageShape,
+    image_rows,
+    image_shape,
+    image_space,
+    images_of,
+    is_image,
+)
 
 Leaf = tuple[str, gym.Space[Any]]
+Rows = npt.NDArray[Any]
+"""float32; of images uint8."""
 _CONTAINERS = gym.spaces.Dict | gym.spaces.Tuple
 _LEAVES = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
 
@@ -32,6 +43,7 @@ class ObservationLayout:
         space: Of the observations.
         leaves: Name and space of each part, in the order of the row; `a/b` is within `a`.
         sizes: Numbers of each part.
+        image: (C, H, W), if the observation is one image; its rows are uint8, others float32.
     """
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -41,6 +53,7 @@ class ObservationLayout:
             InvalidArgumentError: It is of a kind that is not supported, or empty.
         """
         self.space = space
+        self.image: ImageShape | None = image_shape(space)
         self.leaves: tuple[Leaf, ...] = tuple(_leaves(space, ""))
         self.sizes = tuple(gym.spaces.flatdim(leaf) for _, leaf in self.leaves)
         if not self.size:
@@ -48,12 +61,12 @@ class ObservationLayout:
 
     @classmethod
     def of(cls, space: gym.Space[Any]) -> ObservationLayout | None:
-        """The layout of a space; None for a `Box`, which needs none."""
-        return None if isinstance(space, gym.spaces.Box) else cls(space)
+        """The layout of a space; None for a `Box` of no images, which needs none."""
+        return None if isinstance(space, gym.spaces.Box) and not is_image(space) else cls(space)
 
     @classmethod
     def of_arrays(cls, observations: Any) -> ObservationLayout:
-        """The layout of recorded arrays (N, ...) in dicts and tuples; all are numbers."""
+        """The layout of recorded images, or of arrays (N, ...) in dicts and tuples, all numbers."""
         return cls(_space_of(observations))
 
     @property
@@ -64,11 +77,23 @@ class ObservationLayout:
     @property
     def flat_space(self) -> gym.spaces.Box:
         """The space of the rows."""
+        if self.image:
+            return gym.spaces.Box(0, 255, (self.size,), dtype=np.uint8)
         low, high = (
             np.concatenate([np.ravel(bound).astype(np.float32) for bound in bounds])
             for bounds in zip(*(_bounds(leaf) for _, leaf in self.leaves), strict=True)
         )
         return gym.spaces.Box(low, high, dtype=np.float32)
+
+    @property
+    def policy_space(self) -> gym.spaces.Box:
+        """The space that a policy is made for: `flat_space`, or of images (C, H, W)."""
+        return image_space(self.image) if self.image else self.flat_space
+
+    @property
+    def dtype(self) -> npt.DTypeLike:
+        """Of the rows."""
+        return np.uint8 if self.image else np.float32
 
     @property
     def parts(self) -> dict[str, int]:
@@ -83,12 +108,13 @@ class ObservationLayout:
         """Of the parts."""
         return hash(tuple(self.parts.items()))
 
-    def rows(self, observation: Any, n: int | None = None) -> tuple[Float32Array, bool]:
+    def rows(self, observation: Any, n: int | None = None) -> tuple[Rows, bool]:
         """Observations (N, O), and whether a single one was given.
 
         Args:
             observation: One, or a batch: the same structure with a leading axis in each array. A
-                floating-point array (O,) or (N, O) is taken as rows that are flat already.
+                floating-point array (O,) or (N, O), of an image one of uint8, is taken as rows
+                that are flat already.
             n: Number of observations of a batch, where it is known: shapes may then differ as long
                 as the numbers are there.
 
@@ -96,6 +122,8 @@ class ObservationLayout:
             InvalidArgumentError: A key is unknown or missing, a shape is wrong, or a value is not
                 in its space; the message names the part.
         """
+        if self.image:
+            return image_rows(observation, self.image, n)
         if isinstance(observation, np.ndarray) and observation.dtype.kind == "f":
             shape = observation.shape
             if shape[-1:] == (self.size,) and len(shape) in (1, 2) and 0 not in shape:
@@ -118,12 +146,12 @@ class ObservationLayout:
         ]
         return np.concatenate(parts, axis=1), single
 
-    def row(self, observation: Any) -> Float32Array:
+    def row(self, observation: Any) -> Rows:
         """(O,) of one observation, a copy."""
         rows, single = self.rows(observation)
         if not single:
             raise InvalidArgumentError("One observation is wanted, got a batch.")
-        first: Float32Array = rows[0].copy()
+        first: Rows = rows[0].copy()
         return first
 
     def to_json(self) -> str:
@@ -194,7 +222,7 @@ def stacked(observations: Any, layout: ObservationLayout | None = None) -> Any:
         return {key: stacked([one[key] for one in observations]) for key in first}
     if isinstance(first, tuple) and layout and isinstance(layout.space, gym.spaces.Tuple):
         return tuple(stacked(list(parts)) for parts in zip(*observations, strict=True))
-    return np.asarray(observations) if layout is None else observations
+    return np.asarray(observations) if layout is None or layout.image else observations
 
 
 def pick(observations: Any, i: int) -> Any:
@@ -221,6 +249,11 @@ def _leaves(space: gym.Space[Any], path: str) -> Iterator[Leaf]:
     if isinstance(space, _CONTAINERS):
         for name, inner in _inner(space, path):
             yield from _leaves(inner, name)
+    elif path and is_image(space):
+        raise InvalidArgumentError(
+            f"`observation_space`: an image must be the whole observation, got one beside others, "
+            f"`{path}`: {space}."
+        )
     elif isinstance(space, _LEAVES):
         yield path or "observation", space
     else:
@@ -335,6 +368,9 @@ def _space_of(observations: Any) -> gym.Space[Any]:
         return gym.spaces.Dict({key: _space_of(part) for key, part in observations.items()})
     if isinstance(observations, tuple):
         return gym.spaces.Tuple([_space_of(part) for part in observations])
+    images = images_of(observations)
+    if images is not None:
+        return images
     return gym.spaces.Box(-np.inf, np.inf, np.shape(observations)[1:], dtype=np.float32)
 
 

@@ -197,8 +197,13 @@ def evaluate_offline(
 
     config = config or FQEConfig()
     data = as_dataset(dataset)
+    if data.image_shape is not None:
+        raise InvalidArgumentError(
+            f"`evaluate_offline` has no encoder of images, got observations {data.image_shape}. "
+            f"`evaluate` rolls the agent out."
+        )
     data.check_sizes(
-        agent.policy.normalizer.obs_mean.numel(),
+        agent.policy.normalizer.observation_size,
         agent.policy.normalizer.action_width,
         "the agent's",
     )

@@ -98,13 +98,14 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
         return AgentState.begin(
             int(n_envs),
             context_length=self.context_length,
-            observation_size=normalizer.obs_mean.numel(),
+            observation_size=normalizer.observation_size,
             action_size=normalizer.action_width,
             target_return=self.target_return if target_return is None else target_return,
             cost_budget=budgets,
             follows_agent=not own,
             cost_names=self.cost_names,
             action_range=action_range(self.policy.action_space),
+            observation_dtype=self.policy.observation_dtype,
         )
 
     def _check_return_token(self) -> None:
@@ -114,7 +115,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
 
     def choose_actions(
         self,
-        obs: Float32Array,
+        obs: npt.NDArray[Any],
         state: Any,
         *,
         facts: Facts | None,

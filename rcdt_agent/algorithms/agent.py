@@ -30,6 +30,7 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts, split_facts
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.images import image_shape, is_image, same_images
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import Task
 
@@ -85,6 +86,8 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     """Fields of the configuration that `load` can change."""
     discrete_actions: ClassVar[bool] = False
     """Whether it learns discrete actions; otherwise those of a Box only."""
+    images: ClassVar[bool] = False
+    """Whether it learns from images; otherwise from numbers only."""
     several_costs: ClassVar[bool] = False
     """Whether it learns from data with several costs."""
 
@@ -96,7 +99,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
     @abstractmethod
     def choose_actions(
         self,
-        obs: Float32Array,
+        obs: npt.NDArray[Any],
         state: Any,
         *,
         facts: Facts | None,
@@ -144,6 +147,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                 raise InvalidArgumentError("Give either `env` or its spaces, not both.")
         check_supported(observation_space, action_space)
         self.check_actions(action_space)
+        self.check_images(observation_space)
         self.device = check_device(device)
         self.lr_schedule: LearningRate | None = None
         self.preset: str | None = None
@@ -243,11 +247,31 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                 f"{action}. RCDT, BC and BCSafe have discrete ones."
             )
 
+    def check_images(self, observation: gym.Space[Any] | None) -> None:
+        """Refuse images where the algorithm has no encoder of them; None is not known yet.
+
+        Raises:
+            InvalidArgumentError: Names the algorithm and those that have one.
+        """
+        if observation is not None and is_image(observation) and not self.images:
+            raise InvalidArgumentError(
+                f"`observation_space`: {type(self).__name__} does not learn from images, got "
+                f"{observation}. RCDT, BC and BCSafe do."
+            )
+
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse spaces that are not the agent's: of another size, or other discrete actions."""
         self.check_actions(action)
+        self.check_images(observation)
         if self._policy is not None:
             layout, own_layout = ObservationLayout.of(observation), self._policy.layout
+            own_images = image_shape(self._policy.observation_space)
+            if not same_images(observation, own_images):
+                shapes = image_shape(observation), own_images
+                kinds = [f"images {shape}" if shape else "numbers" for shape in shapes]
+                raise InvalidArgumentError(
+                    f"The environment's observations are {kinds[0]}, the agent's {kinds[1]}."
+                )
             if layout and own_layout and layout.parts != own_layout.parts:
                 raise InvalidArgumentError(
                     f"The environment's observation has the parts {layout.parts}, the agent's "

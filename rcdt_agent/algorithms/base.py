@@ -110,10 +110,12 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         if self.task is not None:
             sizes = self.task.observation_size, self.task.action_size
             data.check_sizes(*sizes, f"those of {self.task.id}")
+        observation = data.layout.space if data.layout else _unbounded(data.observation_size)
         data.check_spaces(
-            self.observation_space or _unbounded(data.observation_size),
+            self.observation_space or observation,
             self.action_space or _unbounded(data.action_size),
         )
+        self.check_images(observation)
         if not self.has_policy:
             self.check_actions(self.action_space or data_action_space(data))
         if self.training.ready:
@@ -134,8 +136,10 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         if self.observation_space is not None:
             layout = ObservationLayout.of(self.observation_space) or layout
         observation = self.observation_space
-        if not isinstance(observation, gym.spaces.Box):
-            observation = layout.flat_space if layout else _unbounded(dataset.observation_size)
+        if layout and (layout.image or not isinstance(observation, gym.spaces.Box)):
+            observation = layout.policy_space
+        elif not isinstance(observation, gym.spaces.Box):
+            observation = _unbounded(dataset.observation_size)
         action = check_action_space(self.action_space or data_action_space(dataset))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)

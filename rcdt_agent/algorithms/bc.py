@@ -20,8 +20,9 @@ from rcdt_agent.algorithms.markov import (
     MarkovPolicy,
 )
 from rcdt_agent.algorithms.training import Metrics
-from rcdt_agent.base_config import check_fields
+from rcdt_agent.base_config import Rule, check_fields
 from rcdt_agent.data.dataset import TrajectoryDataset
+from rcdt_agent.encoders import make_encoder
 from rcdt_agent.networks import mlp
 
 
@@ -29,8 +30,18 @@ from rcdt_agent.networks import mlp
 class BCConfig(MarkovConfig):
     """Settings of behaviour cloning (I: the paper gives none; sizes as in C)."""
 
+    image_features: int = 64
+    """Numbers that a convolutional encoder makes of an image (I)."""
+
     normalize_observations: bool = True
     """Scale observations to mean 0 and deviation 1 (I)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their rules before anything is trained."""
+        check_fields(self, _RULES)
+
+
+_RULES: dict[str, Rule] = {**MARKOV_RULES, "image_features": (lambda v, _: v >= 1, ">= 1")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +53,7 @@ class BCSafeConfig(BCConfig):
 
     def __post_init__(self) -> None:
         """Refuse values outside their rules before anything is trained."""
-        check_fields(self, {**MARKOV_RULES, "cost_budget": (lambda v, _: v >= 0, ">= 0")})
+        check_fields(self, {**_RULES, "cost_budget": (lambda v, _: v >= 0, ">= 0")})
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -60,12 +71,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 class MLPPolicy(MarkovPolicy):
-    """Observation to action: linear layers with ReLU between, and a tanh; discrete: to logits."""
+    """Observation to action: linear layers with ReLU between, and a tanh; discrete: to logits.
+
+    Images go through a convolutional encoder first.
+    """
 
     def __init__(self, config: BCConfig, *args: Any, **kwargs: Any) -> None:
         """Make the layers; arguments as for `MarkovPolicy`."""
         super().__init__(config, *args, **kwargs)
         size_o, size_a = self.sizes
+        self.encoder = make_encoder(self.observation_space, config.image_features)
+        size_o = self.encoder.n_features if self.encoder else size_o
         self.network = mlp(size_o, config.width, config.n_layers, size_a)
         self.discrete = self.normalizer.choices is not None
         if not self.discrete:
@@ -73,7 +89,8 @@ class MLPPolicy(MarkovPolicy):
 
     def forward(self, obs: Tensor) -> Tensor:
         """Actions in [-1, 1], or logits, (..., A) for observations (..., O) of the task."""
-        actions: Tensor = self.network(self.normalizer.obs(obs))
+        scaled = self.normalizer.obs(obs)
+        actions: Tensor = self.network(self.encoder(scaled) if self.encoder else scaled)
         return actions.float()
 
     def act(self, obs: Tensor, *, generator: torch.Generator, deterministic: bool) -> Tensor:
@@ -97,6 +114,7 @@ class BC(MarkovAlgorithm[MLPPolicy, BCConfig]):
     policy_class = MLPPolicy
     presets = PRESETS
     discrete_actions = True
+    images = True
 
     def setup(self, dataset: TrajectoryDataset) -> None:
         """Make sampler and optimiser."""

@@ -27,6 +27,7 @@ from rcdt_agent.checkpoint import (
     write_checkpoint,
 )
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
+from rcdt_agent.images import image_shape
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import get_task
 
@@ -152,12 +153,14 @@ def _restore(agent: SavedAgent[Any, Any], meta: dict[str, Any], tensors: dict[st
     policy = load_module(lambda: agent.restore_policy(meta["policy"], *spaces), state["policy"])
     policy.normalizer.check()
     if meta.get("observation_layout") is not None:
-        size = policy.normalizer.obs_mean.numel()
+        size = policy.normalizer.observation_size
         policy.layout = ObservationLayout.from_json(meta["observation_layout"], size)
+    if (policy.layout.image if policy.layout else None) != image_shape(policy.observation_space):
+        raise CheckpointError("the observation layout is not that of the observation space")
     agent.adopt(policy)
     agent.training.store(state["training"])
     agent.load_settings(meta["settings"])
-    rows = np.zeros((1, policy.normalizer.obs_mean.numel()), dtype=np.float32)
+    rows = np.zeros((1, policy.normalizer.observation_size), dtype=policy.observation_dtype)
     actions, _ = agent.choose_actions(
         rows, agent.begin(), facts=None, episode_start=None, deterministic=True
     )

@@ -17,6 +17,9 @@ from rcdt_agent.costs import columns
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import ConditionedPolicy
 
+IMAGES = 1024
+"""Encoded together when critics are checked."""
+
 
 def held_out_trajectories(n: int, fraction: float, seed: int) -> BoolArray:
     """(n,) bool, which trajectories critics are not trained on: a share of them, at least one."""
@@ -49,13 +52,6 @@ def critic_errors(
         which is the rmse of a constant, and `error`, rmse / deviation: below 1 the critic is better
         than a constant.
     """
-    device = policy.device
-    obs = policy.normalizer.obs(torch.from_numpy(dataset.observations).to(device))
-    actions = policy.normalizer.actions(torch.from_numpy(dataset.actions).to(device))
-    steps = np.concatenate([np.arange(length) for length in dataset.lengths])
-    context = policy.critic_context(
-        torch.from_numpy(dataset.costs_to_go).to(device), torch.from_numpy(steps).to(device)
-    )
     signals = {
         "reward": (dataset.rewards, config.discount),
         **{
@@ -64,7 +60,7 @@ def critic_errors(
         },
     }
     found = {}
-    for name, twins in policy.critics(obs, actions, context).items():
+    for name, twins in _estimates(policy, dataset).items():
         values, discount = signals[name]
         estimate = _numpy(losses.pessimistic(twins, 0.0))
         ends_known = policy.finite_critics
@@ -73,6 +69,23 @@ def critic_errors(
         )
         found[name] = _compare(estimate[counted], sums[counted])
     return found
+
+
+def _estimates(policy: ConditionedPolicy, dataset: TrajectoryDataset) -> dict[str, Tensor]:
+    """(2, N) of each critic at all recorded steps; of images some steps at a time."""
+    device, n = policy.device, dataset.n_transitions
+    actions = policy.normalizer.actions(torch.from_numpy(dataset.actions).to(device))
+    steps = np.concatenate([np.arange(length) for length in dataset.lengths])
+    context = policy.critic_context(
+        torch.from_numpy(dataset.costs_to_go).to(device), torch.from_numpy(steps).to(device)
+    )
+    size, parts = n if dataset.image_shape is None else IMAGES, []
+    for start in range(0, n, size):
+        rows = slice(start, start + size)
+        obs = policy.normalizer.obs(torch.from_numpy(dataset.observations[rows]).to(device))
+        seen = None if context is None else context[rows]
+        parts.append(policy.critics(obs, actions[rows], seen))
+    return {name: torch.cat([part[name] for part in parts], dim=1) for name in parts[0]}
 
 
 def discounted_sums(rewards: Float64Array, discount: float, beyond: float = 0.0) -> Float64Array:

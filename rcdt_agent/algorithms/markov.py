@@ -29,6 +29,7 @@ from rcdt_agent.data.transitions import TransitionSampler
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.images import is_image
 from rcdt_agent.normalizer import Normalizer
 
 MARKOV_RULES: dict[str, Rule] = {
@@ -133,7 +134,7 @@ class MarkovPolicy(Policy):
     @property
     def sizes(self) -> tuple[int, int]:
         """O and A."""
-        return self.normalizer.obs_mean.numel(), self.normalizer.action_low.numel()
+        return self.normalizer.observation_size, self.normalizer.action_low.numel()
 
     @property
     def outcomes(self) -> Outcomes:
@@ -192,7 +193,7 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
     ) -> MarkovPolicyT:
         """The policy of a checkpoint; weights follow."""
         sizes = gym.spaces.flatdim(observation), action_width(action)
-        normalizer = Normalizer(*sizes, choices=Choices.of(action))
+        normalizer = Normalizer(*sizes, choices=Choices.of(action), images=is_image(observation))
         outcomes = Outcomes.from_dict(values["outcomes"])
         longest = int(values["episode_length"])
         if longest < 1:
@@ -216,7 +217,7 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
     @torch.inference_mode()
     def choose_actions(
         self,
-        obs: Float32Array,
+        obs: npt.NDArray[Any],
         state: Any,
         *,
         facts: Facts | None,

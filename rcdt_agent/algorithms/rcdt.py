@@ -50,6 +50,7 @@ class RCDT(CriticLearning):
         return make_config(preset, variant, **overrides)
 
     discrete_actions = True
+    images = True
 
     # ------------------------------------------------------------ setup
 

@@ -13,6 +13,12 @@ from rcdt_agent.action_range import ActionRange
 from rcdt_agent.errors import DatasetError
 
 _CHUNK = 16_384  # rows checked at a time: checks must not cost a second copy of the data
+_CHUNK_BYTES = 2**26
+
+
+def rows_at_a_time(row_bytes: int) -> int:
+    """How many rows of a size are looked at or copied together."""
+    return max(1, min(_CHUNK, _CHUNK_BYTES // max(1, row_bytes)))
 
 
 def split_episodes(terminals: BoolArray, timeouts: BoolArray) -> tuple[Int64Array, int]:
@@ -47,11 +53,13 @@ def check_shapes(shapes: dict[str, tuple[int, ...]], name: str) -> None:
         )
 
 
-def check_finite(array: Float32Array, key: str, name: str, *, first_row: int = 0) -> None:
+def check_finite(array: npt.NDArray[Any], key: str, name: str, *, first_row: int = 0) -> None:
     """Refuse NaN and infinity, naming the first row that holds one.
 
     `first_row` is the row at which `array` begins, when it is a part of something larger.
     """
+    if array.dtype.kind != "f":
+        return
     for start in range(0, len(array), _CHUNK):
         finite = np.isfinite(array[start : start + _CHUNK])
         if not finite.all():
@@ -85,8 +93,8 @@ def check_within(array: npt.NDArray[Any], allowed: ActionRange, key: str, name: 
 
 
 def final_observations(
-    observations: Float32Array, next_observations: Any, last: Int64Array, name: str
-) -> tuple[Float32Array, BoolArray]:
+    observations: npt.NDArray[Any], next_observations: Any, last: Int64Array, name: str
+) -> tuple[npt.NDArray[Any], BoolArray]:
     """The observation after the last step of each trajectory, and whether it was recorded.
 
     Warns where `next_observations` contradicts `observations` within a trajectory.
@@ -103,12 +111,13 @@ def final_observations(
     """
     if next_observations is None:
         return observations[last], np.zeros(len(last), dtype=np.bool_)
-    final = np.empty((len(last), observations.shape[1]), dtype=np.float32)
+    final = np.empty((len(last), observations.shape[1]), dtype=observations.dtype)
     is_last = np.zeros(len(observations), dtype=np.bool_)
     is_last[last] = True
     n_differing = n_found = 0
-    for start in range(0, len(observations), _CHUNK):
-        chunk = np.asarray(next_observations[start : start + _CHUNK], dtype=np.float32)
+    n_rows = rows_at_a_time(observations[:1].nbytes)
+    for start in range(0, len(observations), n_rows):
+        chunk = np.asarray(next_observations[start : start + n_rows], dtype=observations.dtype)
         check_finite(chunk, "next_observations", name, first_row=start)
         ends = is_last[start : start + len(chunk)]
         n_ends = int(ends.sum())

@@ -38,6 +38,7 @@ from rcdt_agent.data.readers import (
 from rcdt_agent.data.subsets import bottom_rows, extreme_rows
 from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.images import ImageShape, image_shape, same_images
 from rcdt_agent.observations import ObservationLayout
 
 
@@ -62,14 +63,14 @@ class DatasetSummary:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryDataset:
-    """Trajectories one after the other in flat float32 arrays.
+    """Trajectories one after the other in flat float32 arrays, images in uint8.
 
     Make one with `from_hdf5`, `from_arrays`, `from_episodes`, `from_dataframe` or `from_minari`.
     The observation that follows a step is the next row, or, after the last step of a trajectory, a
     row of `final_observations`; so no second copy of the observations is kept.
 
     Attributes:
-        observations: (N, O) observation before each step.
+        observations: (N, O) observation before each step; of images uint8, channels first.
         actions: (N, A); int64 where they are discrete, one column for each choice.
         rewards: (N,) reward of each step.
         costs: (N,) cost of each step, >= 0; (N, m) of m costs.
@@ -81,17 +82,18 @@ class TrajectoryDataset:
             step of a truncated trajectory cannot be used for value learning.
         name: File name or description, for messages.
         cost_names: Of the costs; `("cost",)` where there is one.
-        layout: Where the parts of Dict, Tuple or discrete observations lie; None: plain arrays.
+        layout: Where the parts of Dict, Tuple or discrete observations lie, or the shape of images;
+            None: plain arrays.
     """
 
-    observations: Float32Array
+    observations: npt.NDArray[Any]
     actions: npt.NDArray[Any]
     rewards: Float32Array
     costs: Float32Array
     offsets: Int64Array
     terminated: BoolArray
     truncated: BoolArray
-    final_observations: Float32Array
+    final_observations: npt.NDArray[Any]
     final_known: BoolArray
     name: str = "dataset"
     cost_names: tuple[str, ...] = ONE_COST
@@ -116,7 +118,8 @@ class TrajectoryDataset:
         """Build from flat arrays in DSRL's layout, trajectories one after the other.
 
         Args:
-            observations: (N, O); or a dict or tuple of arrays (N, ...), stored flat.
+            observations: (N, O); or a dict or tuple of arrays (N, ...), stored flat; or images,
+                uint8 (N, C, H, W) or (N, H, W, C), which stay uint8.
             actions: (N, A). Whole numbers, (N,) or (N, k), are discrete actions.
             rewards: (N,) or (N, 1).
             costs: (N,) or (N, 1), >= 0. Several costs: (N, m), or a mapping of names to (N,).
@@ -141,9 +144,10 @@ class TrajectoryDataset:
         observations, next_observations, layout = flat_observations(
             observations, next_observations, observation_space, len(np.asarray(rewards)), name
         )
-        given = {"observations": observations, "rewards": rewards, "costs": costs}
+        given = {"rewards": rewards, "costs": costs}
         arrays: dict[str, npt.NDArray[Any]] = {
-            key: np.asarray(value, dtype=np.float32) for key, value in given.items()
+            "observations": np.asarray(observations, dtype=layout.dtype if layout else np.float32),
+            **{key: np.asarray(value, dtype=np.float32) for key, value in given.items()},
         }
         arrays["actions"] = action_rows(actions, name)
         arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
@@ -298,6 +302,11 @@ class TrajectoryDataset:
         return int(self.observations.shape[1])
 
     @property
+    def image_shape(self) -> ImageShape | None:
+        """(C, H, W) of observations that are images; None of others."""
+        return self.layout.image if self.layout else None
+
+    @property
     def action_size(self) -> int:
         """Length of an action."""
         return int(self.actions.shape[1])
@@ -421,6 +430,12 @@ class TrajectoryDataset:
         """
         sizes = gym.spaces.flatdim(observation_space), action_width(action_space)
         layout = ObservationLayout.of(observation_space)
+        if not same_images(observation_space, self.image_shape):
+            shapes = self.image_shape, image_shape(observation_space)
+            kinds = [f"images {shape}" if shape else "numbers" for shape in shapes]
+            raise DatasetError(
+                f"{self.name}: `observations` are {kinds[0]}, but the environment's are {kinds[1]}."
+            )
         if self.layout and layout and self.layout.parts != layout.parts:
             raise DatasetError(
                 f"{self.name}: `observations` have the parts {self.layout.parts}, but the "

@@ -11,11 +11,13 @@ from typing import Any
 
 import h5py
 import numpy as np
+import numpy.typing as npt
 
 from rcdt_agent._io import atomic_write
 from rcdt_agent._types import BoolArray
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.images import images_of
 from rcdt_agent.observations import ObservationLayout
 
 OBSERVATIONS, NEXT_OBSERVATIONS = "observations", "next_observations"
@@ -27,12 +29,13 @@ LAYOUT = "observation_space"
 """Attribute of `observations` that holds the layout of Dict, Tuple and discrete ones, as JSON."""
 FLAG_KEYS = ("terminals", "timeouts")
 _DEEPEST = 8  # groups in groups
+_LARGEST_CHUNK = 2**24  # bytes
 _MOST_PER_BYTE = 1100  # deflate makes a byte of at most 1032
 _ALWAYS_ALLOWED = 64 * 2**20  # never written, hence zeros: harmless at this size
 
 
 def read_hdf5(path: Path, cost_names: Sequence[str] | None = None) -> TrajectoryDataset:
-    """Read a file straight into float32 arrays; `next_observations` is never held as a whole.
+    """Read a file straight into arrays; `next_observations` of rows are never held as a whole.
 
     Args:
         path: The file.
@@ -51,7 +54,7 @@ def read_hdf5(path: Path, cost_names: Sequence[str] | None = None) -> Trajectory
         arrays: dict[str, Any] = {
             key: _read_group(file, key, path)
             if grouped and key == OBSERVATIONS
-            else _read_floats(_dataset(file, key, path), key)
+            else _read_numbers(_dataset(file, key, path), key)
             for key in FLOAT_KEYS
         }
         flags = {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
@@ -80,14 +83,15 @@ def open_hdf5(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
     """
     with _opened(path) as file:
         small: dict[str, Any] = {
-            "rewards": _read_floats(_dataset(file, "rewards", path), "rewards"),
+            "rewards": _read_numbers(_dataset(file, "rewards", path), "rewards"),
             **_read_costs(file, path),
         }
         small |= {key: _read_flags(_dataset(file, key, path), key, path) for key in FLAG_KEYS}
         large = {key: _dataset(file, key, path) for key in ("observations", "actions")}
         if "next_observations" in file:
             large["next_observations"] = _dataset(file, "next_observations", path)
-        small[LAYOUT] = _space(large[OBSERVATIONS], path)
+        space = _space(large[OBSERVATIONS], path)
+        small[LAYOUT] = images_of(large[OBSERVATIONS]) if space is None else space
         yield large, small
 
 
@@ -177,7 +181,7 @@ def _read_group(file: Any, key: str, path: Path) -> dict[str, Any]:
     return {
         part: _read_group(file, f"{key}/{part}", path)
         if _is_group(file, f"{key}/{part}")
-        else _read_floats(_dataset(file, f"{key}/{part}", path), part)
+        else _read_numbers(_dataset(file, f"{key}/{part}", path), OBSERVATIONS)
         for part in file[key]
     }
 
@@ -188,7 +192,7 @@ def _space(item: Any, path: Path) -> Any:
     if text is None:
         return None
     try:
-        return ObservationLayout.from_json(text, item.shape[-1] if item.shape else 0).space
+        return ObservationLayout.from_json(text, math.prod(item.shape[1:])).space
     except InvalidArgumentError as error:
         raise DatasetError(f"{path}: {error}") from error
 
@@ -198,14 +202,14 @@ def _read_costs(file: Any, path: Path, wanted: Sequence[str] | None = None) -> d
     separate = sorted(key for key in file if key.startswith(f"{COSTS}_"))
     if (COSTS not in file and separate) or (wanted and _all_separate(separate, wanted)):
         keys = separate if wanted is None else [f"{COSTS}_{name}" for name in wanted]
-        parts = {key: _read_floats(_dataset(file, key, path), COSTS) for key in keys}
+        parts = {key: _read_numbers(_dataset(file, key, path), COSTS) for key in keys}
         for key, part in parts.items():
             if part.ndim != 1 or len(part) != len(parts[keys[0]]):
                 raise DatasetError(f"{path}: `{key}` must be one row of numbers, got {part.shape}.")
         names = [key.removeprefix(f"{COSTS}_") for key in keys]
         return {COSTS: np.stack(list(parts.values()), axis=1), COST_NAMES: names}
     item = _dataset(file, COSTS, path)
-    costs, stored = _read_floats(item, COSTS), _attribute_names(item, path)
+    costs, stored = _read_numbers(item, COSTS), _attribute_names(item, path)
     if wanted is not None:
         known = stored or [f"cost_{j}" for j in range(costs.shape[1] if costs.ndim == 2 else 0)]
         missing = [name for name in wanted if name not in known]
@@ -234,15 +238,22 @@ def _attribute_names(item: Any, path: Path) -> list[str] | None:
     return names
 
 
-def _read_floats(item: Any, key: str) -> Any:
-    """The values as float32; discrete actions, which are whole numbers, as int64."""
-    whole = key == "actions" and item.dtype.kind in "biu"
-    values: Any = np.empty(item.shape, dtype=np.int64 if whole else np.float32)
+def _read_numbers(item: Any, key: str) -> Any:
+    """The values as float32; discrete actions, which are whole numbers, as int64; images uint8."""
+    values: Any = np.empty(item.shape, dtype=stored_dtype(item, key))
     if item.shape and 0 not in item.shape:
         item.read_direct(values)
     if key in ("rewards", "costs") and values.ndim == 2 and values.shape[1] == 1:
         return values[:, 0]
     return values
+
+
+def stored_dtype(item: Any, key: str) -> npt.DTypeLike:
+    """Of a file's dataset once it is read; images have four axes, or the attribute `LAYOUT`."""
+    if key == "actions" and item.dtype.kind in "biu":
+        return np.int64
+    is_image = key == OBSERVATIONS and (item.ndim == 4 or LAYOUT in item.attrs)
+    return np.uint8 if is_image and item.dtype == np.uint8 else np.float32
 
 
 def _read_flags(item: Any, key: str, path: Path) -> BoolArray:
@@ -254,7 +265,9 @@ def _read_flags(item: Any, key: str, path: Path) -> BoolArray:
 
 
 def _write(file: Any, key: str, values: Any) -> None:
-    chunks = (min(len(values), 8192), *values.shape[1:])  # whole rows: read in one go
+    row_bytes = values.dtype.itemsize * math.prod(values.shape[1:])
+    n_rows = min(len(values), 8192, max(1, _LARGEST_CHUNK // row_bytes))
+    chunks = (n_rows, *values.shape[1:])  # whole rows: read in one go
     file.create_dataset(
         key, data=values, chunks=chunks, compression="gzip", compression_opts=1, shuffle=True
     )

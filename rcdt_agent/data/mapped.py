@@ -6,6 +6,7 @@ machine share these pages. Per-step numbers (rewards, costs, sums to go) are hel
 
 from __future__ import annotations
 
+import math
 import shutil
 import uuid
 import warnings
@@ -20,16 +21,21 @@ import torch
 from torch import Tensor
 
 from rcdt_agent.costs import ONE_COST, check_cost_names
-from rcdt_agent.data.checks import check_finite, check_not_negative, check_shapes
+from rcdt_agent.data.checks import (
+    check_finite,
+    check_not_negative,
+    check_shapes,
+    rows_at_a_time,
+)
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError
+from rcdt_agent.images import images_of
 from rcdt_agent.observations import ObservationLayout
 
 SUFFIX = ".npy"
 """Of such a folder, on the command line."""
 MAPPED = ("observations", "actions")
 _COST_NAMES, _LAYOUT = "cost_names", "observation_space"
-_ROWS = 16_384  # copied at a time
 _FIELDS: dict[str, tuple[str, int]] = {
     "observations": ("f", 2), "actions": ("f", 2), "rewards": ("f", 1), "costs": ("f", 1),
     "offsets": ("i", 1), "terminated": ("b", 1), "truncated": ("b", 1),
@@ -66,11 +72,16 @@ def read_npy(folder: Path) -> TrajectoryDataset:
     for key in ("observations", "actions", "rewards", "costs", "final_observations"):
         check_finite(arrays[key], key, str(folder))
     check_not_negative(arrays["costs"], "costs", str(folder))
+    layout = _layout(folder, arrays["observations"].shape[1])
+    dtype = layout.dtype if layout else np.float32
+    for key in ("observations", "final_observations"):
+        if arrays[key].dtype != dtype:
+            raise DatasetError(
+                f"{folder}: `{key}` must hold {np.dtype(dtype).name} by `{_LAYOUT}.npy`, got "
+                f"{arrays[key].dtype.name}."
+            )
     return TrajectoryDataset(
-        **arrays,
-        name=str(folder),
-        cost_names=_cost_names(folder, arrays),
-        layout=_layout(folder, arrays["observations"].shape[1]),
+        **arrays, name=str(folder), cost_names=_cost_names(folder, arrays), layout=layout
     )
 
 
@@ -170,7 +181,10 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
     expected = {"f": np.float32, "i": np.int64, "b": np.bool_}[kind]
     several = key == "costs" and values.ndim == 2
     discrete = key == "actions" and values.dtype == np.int64
-    if (values.dtype != expected and not discrete) or (values.ndim != rank and not several):
+    images = key in ("observations", "final_observations") and values.dtype == np.uint8
+    if (values.dtype != expected and not discrete and not images) or (
+        values.ndim != rank and not several
+    ):
         raise DatasetError(
             f"{path}: must hold {np.dtype(expected).name} of rank {rank}, got {values.dtype.name} "
             f"of shape {values.shape}."
@@ -179,16 +193,25 @@ def _load(folder: Path, key: str) -> np.ndarray[Any, Any]:
 
 
 def _copy(item: h5py.Dataset, path: Path) -> np.ndarray[Any, Any]:
-    """The rows of an HDF5 dataset in a .npy file, memory-mapped."""
-    whole = path.stem == "actions" and item.dtype.kind in "biu"
-    shape = (*item.shape, 1) if whole and len(item.shape) == 1 else item.shape
+    """The rows of an HDF5 dataset in a .npy file, memory-mapped; images lie channels first."""
+    from rcdt_agent.data.hdf5 import stored_dtype
+
+    key, dtype = path.stem, np.dtype(stored_dtype(item, path.stem))
+    images = images_of(item) if key == "observations" else None
+    shape = (*item.shape, 1) if dtype == np.int64 and len(item.shape) == 1 else item.shape
+    if images is not None:
+        shape = len(item), math.prod(item.shape[1:])
     if len(shape) != 2:
         raise DatasetError(f"{item.file.filename}: `{item.name[1:]}` must have rank 2.")
     target: np.ndarray[Any, Any] = np.lib.format.open_memmap(  # type: ignore[no-untyped-call]
-        path, mode="w+", dtype=np.int64 if whole else np.float32, shape=shape
+        path, mode="w+", dtype=dtype, shape=shape
     )
-    for start in range(0, len(item), _ROWS):
-        target[start : start + _ROWS] = item[start : start + _ROWS].reshape(-1, shape[1])
+    layout = None if images is None else ObservationLayout(images)
+    n_rows = rows_at_a_time(shape[1] * dtype.itemsize)
+    for start in range(0, len(item), n_rows):
+        rows = item[start : start + n_rows]
+        copied = rows.reshape(-1, shape[1]) if layout is None else layout.rows(rows)[0]
+        target[start : start + n_rows] = copied
     del target  # opened again for reading: its pages can be dropped at any time
     return np.asanyarray(np.load(path, mmap_mode="r"))
 

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rcdt_agent.action_spaces import DISCRETE
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.images import as_images, image_space, is_image
 from rcdt_agent.observations import ObservationLayout
 
 LAID_OUT = (gym.spaces.Dict, gym.spaces.Tuple, *DISCRETE)
@@ -36,8 +37,9 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
         "observations", "next_observations", "actions", "rewards", "costs", "terminals", "timeouts",
     )  # fmt: skip
     columns: dict[str, list[Any]] = {key: [] for key in keys}
-    space = getattr(dataset, "observation_space", None)
-    layout = ObservationLayout(space) if isinstance(space, LAID_OUT) else None
+    space: Any = getattr(dataset, "observation_space", None)
+    laid_out = isinstance(space, LAID_OUT) or is_image(space)
+    layout = ObservationLayout(space) if laid_out else None
     for episode in dataset.iterate_episodes():
         observations = episode.observations
         if layout is not None:
@@ -123,8 +125,8 @@ def write_minari(
     Args:
         dataset: Trajectories whose last observations are known: Minari's episodes hold them.
         dataset_id: Such as `robot/pick-v0`.
-        observation_space: A Box; default: an unbounded one. Dicts are written flat, as they are
-            held.
+        observation_space: A Box; default: an unbounded one, or of images (C, H, W). Dicts are
+            written flat, as they are held.
         action_space: Default: a Box of [-1, 1]; of discrete actions, as the data are.
         **metadata: For `minari.create_dataset_from_buffers`: `env`, `author`, `description`, ...
 
@@ -143,9 +145,11 @@ def write_minari(
             f"{len(dataset)} trajectories, and Minari's episodes hold it. Record "
             f"`next_observations`."
         )
+    if observation_space is None:
+        numbers = gym.spaces.Box(-np.inf, np.inf, (dataset.observation_size,), np.float32)
+        observation_space = image_space(dataset.image_shape) if dataset.image_shape else numbers
     spaces = {
-        "observation_space": observation_space
-        or gym.spaces.Box(-np.inf, np.inf, (dataset.observation_size,), np.float32),
+        "observation_space": observation_space,
         "action_space": action_space or _default_actions(dataset),
     }
     if not isinstance(spaces["observation_space"], gym.spaces.Box):
@@ -196,6 +200,8 @@ def _episode(
     # The infos of `reset` come first: as many as observations.
     spent = np.concatenate((np.zeros_like(dataset.costs[:1]), dataset.costs[rows]))
     costs = dict(zip(dataset.cost_names, np.atleast_2d(spent.T), strict=True))
+    if dataset.image_shape:
+        observations = as_images(observations, observation_space)
     return {
         "id": m,
         "observations": observations.reshape(-1, *(observation_space.shape or ())),

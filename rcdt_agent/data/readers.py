@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rcdt_agent._types import BoolArray
 from rcdt_agent.costs import in_order
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.images import images_of
 from rcdt_agent.observations import ObservationLayout, is_structured, stacked
 
 if TYPE_CHECKING:
@@ -129,15 +130,15 @@ def flat_observations(
     Raises:
         DatasetError: They are not of the space; the message names the part.
     """
-    if space is not None:
-        layout = ObservationLayout.of(space)
-    elif is_structured(observations, n):
-        layout = ObservationLayout.of_arrays(observations)
-    else:
-        return observations, following, None
-    if layout is None:
-        return observations, following, None
     try:
+        if space is not None:
+            layout = ObservationLayout.of(space)
+        elif images_of(observations) is not None or is_structured(observations, n):
+            layout = ObservationLayout.of_arrays(observations)
+        else:
+            layout = None
+        if layout is None:
+            return observations, following, None
         rows, _ = layout.rows(stacked(observations, layout), n)
         if following is not None and not _is_flat(following, layout):
             following, _ = layout.rows(stacked(following, layout), n)
@@ -149,8 +150,8 @@ def flat_observations(
 def _is_flat(values: Any, layout: ObservationLayout) -> bool:
     """Whether these are rows, possibly on disk."""
     shape: tuple[int, ...] = getattr(values, "shape", ())
-    dtype = getattr(values, "dtype", None)
-    return len(shape) == 2 and shape[1] == layout.size and getattr(dtype, "kind", "") == "f"
+    kind = getattr(getattr(values, "dtype", None), "kind", "")
+    return len(shape) == 2 and shape[1] == layout.size and kind == np.dtype(layout.dtype).kind
 
 
 def end_flags(
@@ -203,21 +204,22 @@ def episode_arrays(
                 f"{name}: episode {i} lacks {missing}; it holds {sorted(map(str, episode))}."
             )
         costs, cost_names = cost_columns(episode["costs"], cost_names, f"{name}, episode {i}")
-        episode, space = _flat_episode(episode, observation_space, f"{name}, episode {i}")
-        if i == 0 and space is not None:
-            observation_space = space
-        arrays = {
-            key: np.asarray(costs if key == "costs" else episode[key], dtype=np.float32)
-            for key in _FLOATS
-            if key != "actions"
+        episode, layout = _flat_episode(episode, observation_space, f"{name}, episode {i}")
+        if i == 0 and layout is not None:
+            observation_space = layout.space
+        dtype = layout.dtype if layout else np.float32
+        arrays: dict[str, npt.NDArray[Any]] = {
+            "observations": np.asarray(episode["observations"], dtype=dtype),
+            "rewards": np.asarray(episode["rewards"], dtype=np.float32),
+            "costs": np.asarray(costs, dtype=np.float32),
+            "actions": action_rows(episode["actions"], f"{name}, episode {i}"),
         }
-        arrays["actions"] = action_rows(episode["actions"], f"{name}, episode {i}")
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
         if len(seen) == n_steps + 1:
             arrays["observations"] = seen[:-1]
             following.append(seen[1:])
         elif "next_observations" in episode:
-            following.append(np.asarray(episode["next_observations"], dtype=np.float32))
+            following.append(np.asarray(episode["next_observations"], dtype=dtype))
         for key, array in arrays.items():
             if not n_steps or len(array) != n_steps:
                 raise DatasetError(
@@ -246,12 +248,13 @@ def episode_arrays(
 
 def _flat_episode(
     episode: Mapping[str, Any], space: gym.Space[Any] | None, name: str
-) -> tuple[Mapping[str, Any], gym.Space[Any] | None]:
-    """An episode whose observations are rows, and the space that they had; None: a plain array."""
+) -> tuple[Mapping[str, Any], ObservationLayout | None]:
+    """An episode whose observations are rows, and the layout that they had; None: plain arrays."""
     layout = None if space is None else ObservationLayout.of(space)
     seen, n_steps = stacked(episode["observations"], layout), len(episode["actions"])
-    if layout is None and not any(is_structured(seen, n) for n in (n_steps, n_steps + 1)):
-        return episode, space
+    structured = any(is_structured(seen, n) for n in (n_steps, n_steps + 1))
+    if layout is None and images_of(seen) is None and not structured:
+        return episode, None
     flat = dict(episode)
     first = seen
     while isinstance(first, Mapping | tuple | list) and len(first):
@@ -261,9 +264,9 @@ def _flat_episode(
     if "next_observations" in episode:
         parts["next_observations"] = (episode["next_observations"], n_steps)
     for key, (values, n) in parts.items():
-        flat[key], _, found = flat_observations(values, None, space, n, name)
-        space = found.space if found else space
-    return flat, space
+        flat[key], _, layout = flat_observations(values, None, space, n, name)
+        space = layout.space if layout else space
+    return flat, layout
 
 
 def frame_arrays(

@@ -96,6 +96,11 @@ def export_onnx(agent: BudgetConditioned, path: str | Path) -> None:
         raise InvalidArgumentError(
             "Exporting needs the extra: `pip install rcdt_agent[onnx]`."
         ) from error
+    if agent.policy.layout and agent.policy.layout.image:
+        raise InvalidArgumentError(
+            f"An agent that sees images ({agent.policy.layout.image}) cannot be exported as ONNX: "
+            f"the graph takes rows of numbers."
+        )
     _refuse_a_shield(agent)
     model = _onnx_model(agent.policy, agent.config.context_length)
     for node in model.graph.node:  # where the exporter notes source lines of this machine
@@ -131,7 +136,7 @@ def _refuse_a_shield(agent: BudgetConditioned) -> None:
 
 def _onnx_model(policy: ConditionedPolicy, context_length: int) -> Any:
     module = WindowPolicy(policy).eval()
-    size_o, size_a = policy.normalizer.obs_mean.numel(), policy.normalizer.action_width
+    size_o, size_a = policy.normalizer.observation_size, policy.normalizer.action_width
     shape = 2, context_length  # a batch of one would be taken for a constant
     example = (
         torch.zeros(*shape, size_o),

@@ -25,7 +25,9 @@ from rcdt_agent.deploy.checks import observation_rows
 from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.deploy.shield import CriticShield
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.encoders import make_encoder
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.images import is_image
 from rcdt_agent.model import PolicyTransformer, Window
 from rcdt_agent.normalizer import Normalizer
 from rcdt_agent.observations import ObservationLayout
@@ -66,11 +68,16 @@ class Policy(nn.Module):
         """Where the policy computes."""
         return self.normalizer.obs_mean.device
 
-    def observation_rows(self, observation: Any) -> tuple[Float32Array, bool]:
+    @property
+    def observation_dtype(self) -> npt.DTypeLike:
+        """Of rows: uint8 of images, else float32."""
+        return self.layout.dtype if self.layout else np.float32
+
+    def observation_rows(self, observation: Any) -> tuple[npt.NDArray[Any], bool]:
         """Observations (N, O), and whether a single one was given.
 
         Raises:
-            InvalidArgumentError: Wrong shape or key, or not finite.
+            InvalidArgumentError: Wrong shape, key or type, or not finite.
         """
         if self.layout is not None:
             return self.layout.rows(observation)
@@ -117,7 +124,8 @@ class ConditionedPolicy(Policy):
         self.cost_discount = config.cost_discount
         self.cost_pessimism = config.cost_pessimism
         self.shield_candidates = config.shield_candidates
-        sizes = len(normalizer.obs_mean), len(normalizer.action_low)
+        sizes = normalizer.observation_size, len(normalizer.action_low)
+        features = config.image_features
         self.transformer = PolicyTransformer(
             *sizes,
             episode_length=episode_length,
@@ -137,6 +145,7 @@ class ConditionedPolicy(Policy):
             cost_head=config.cost_head_weight > 0,
             n_costs=len(cost_names),
             choices=normalizer.choices.counts if normalizer.choices else (),
+            encoder=make_encoder(observation_space, features),
         )
         signals = ("reward",) * config.q_guidance + self.cost_signals * config.cost_penalty
         self.critics = TwinCritics(
@@ -147,6 +156,7 @@ class ConditionedPolicy(Policy):
             else 0,
             width=config.critic_width,
             n_layers=config.critic_layers,
+            encoder=make_encoder(observation_space, features) if signals else None,
         )
 
     @classmethod
@@ -331,7 +341,14 @@ class ConditionedPolicy(Policy):
         rates = episode_length if config.token_rates else None
         return cls(
             config,
-            Normalizer(*sizes, config.ctg_shape, rates, n_costs, Choices.of(action_space)),
+            Normalizer(
+                *sizes,
+                config.ctg_shape,
+                rates,
+                n_costs,
+                Choices.of(action_space),
+                images=is_image(observation_space),
+            ),
             conditioning,
             observation_space,
             action_space,

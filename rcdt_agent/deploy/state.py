@@ -45,7 +45,7 @@ class AgentState:
     consistently.
 
     Attributes:
-        obs: (N, K, O) observations.
+        obs: (N, K, O) observations; of images uint8.
         actions: (N, K, A) actions; the last real one is the action just given.
         earned: (N, K) return before each step.
         spent: (N, K) cost before each step; (N, K, m) of several costs.
@@ -65,7 +65,7 @@ class AgentState:
         action_range: Which numbers are actions; None: any.
     """
 
-    obs: Float32Array
+    obs: npt.NDArray[Any]
     actions: Float32Array
     earned: Float32Array
     spent: Float32Array
@@ -96,6 +96,7 @@ class AgentState:
         follows_agent: bool = True,
         cost_names: tuple[str, ...] = ONE_COST,
         action_range: ActionRange | None = None,
+        observation_dtype: npt.DTypeLike = np.float32,
     ) -> AgentState:
         """Episodes about to start."""
         per_cost = () if len(cost_names) == 1 else (len(cost_names),)
@@ -107,7 +108,7 @@ class AgentState:
             return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs, *shape)).copy()
 
         return cls(
-            obs=zeros(context_length, observation_size),
+            obs=np.zeros((n_envs, context_length, observation_size), dtype=observation_dtype),
             actions=zeros(context_length, action_size),
             earned=zeros(context_length),
             spent=zeros(context_length, *per_cost),
@@ -218,8 +219,8 @@ class AgentState:
             return self
         keep = ~chosen
 
-        def cleared(values: Float32Array) -> Float32Array:
-            return values * keep.reshape(-1, *[1] * (values.ndim - 1))
+        def cleared(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.asarray(values * keep.reshape(-1, *[1] * (values.ndim - 1)))
 
         return replace(
             self,
@@ -283,7 +284,7 @@ class AgentState:
             awaiting=np.zeros_like(self.awaiting),
         )
 
-    def push(self, obs: Float32Array) -> AgentState:
+    def push(self, obs: npt.NDArray[Any]) -> AgentState:
         """Add the present observation (N, O) to the window.
 
         Raises:
@@ -304,7 +305,7 @@ class AgentState:
             rows, place = slice(None), int(place[0])
         all_full, none_full = bool(full.all()), not full.any()
 
-        def shifted(values: Float32Array, newest: Float32Array | float) -> Float32Array:
+        def shifted(values: npt.NDArray[Any], newest: npt.NDArray[Any] | float) -> npt.NDArray[Any]:
             moved = np.empty_like(values)
             if none_full:
                 moved[:] = values

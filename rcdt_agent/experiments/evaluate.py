@@ -29,7 +29,9 @@ def predict_latency(agent: AnyAlgorithm, n_steps: int = 300) -> tuple[float, flo
     """
     space = agent.observation_space
     assert space is not None
-    obs = np.zeros(space.shape or (), dtype=np.float32)
+    policy = agent.policy
+    shape = (policy.normalizer.observation_size,) if policy.layout else space.shape or ()
+    obs = np.zeros(shape, dtype=policy.observation_dtype)
     state, times = None, []
     for _ in range(n_steps):
         started = time.perf_counter()
