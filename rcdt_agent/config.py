@@ -10,6 +10,7 @@ import warnings
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from rcdt_agent.arguments import check_texts
 from rcdt_agent.base_config import (
     AUTO_PRESET,
     BASE_RULES,
@@ -398,6 +399,7 @@ def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrid
     Warns:
         UserWarning: `gamma` looks like a discount.
     """
+    check_texts(variant=variant)
     name = (variant or DEFAULT_VARIANT).lower()
     gamma = overrides.get("gamma")
     if isinstance(gamma, float) and gamma > _LARGE_GAMMA:

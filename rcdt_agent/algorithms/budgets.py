@@ -20,16 +20,17 @@ from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.acting import EpisodeActing
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
+from rcdt_agent.arguments import check_number, check_path, check_whole
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.costs import ONE_COST, CostBudget, budget_label, by_name, refuse_several
 from rcdt_agent.data.readers import AnyData, as_dataset
-from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
+from rcdt_agent.deploy.checks import check_budgets, check_cost_budget, check_target_request
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration, token_grid
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
+from rcdt_agent.evaluation import EnvSource, check_rollouts, evaluate_budgets, task_budgets
 
 LONGEST_WINDOW = 1_000_000
 """Steps of a rolling window: a state keeps a number for each of them."""
@@ -131,6 +132,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
+        check_target_request(target_return)
         self._target_request: TargetReturn = target_return
         # Target returns of budgets (m,), as far as asked for; then those held against the data.
         self._targets: dict[tuple[float, ...], float] = {}
@@ -306,6 +308,9 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             **kwargs: As for `evaluate_budgets`.
         """
         refuse_several(self.cost_names, "`calibrate`")
+        check_whole("n_tokens", n_tokens, 1)
+        check_number("confidence", confidence, 0, 1)
+        check_rollouts(n_episodes, seed)
         self.calibration = None
         largest_cost = float(self.policy.outcomes.costs.max())
         tokens = token_grid(task_budgets(self, budgets), largest_cost, n_tokens)
@@ -354,6 +359,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """
         from rcdt_agent.deploy.export import export_onnx
 
+        path = check_path("path", path)
         if self.has_policy:
             refuse_several(self.cost_names, "An ONNX file")
         export_onnx(self, path)

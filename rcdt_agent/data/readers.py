@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray
+from rcdt_agent.arguments import as_floats, check_texts
 from rcdt_agent.costs import in_order
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout, is_structured, stacked
@@ -75,12 +76,13 @@ def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
-def action_rows(actions: Any) -> npt.NDArray[Any]:
+def action_rows(actions: Any, name: str) -> npt.NDArray[Any]:
     """(N, A) float32; discrete actions, which are whole numbers (N,) or (N, k), as int64 (N, k)."""
-    array = np.asarray(actions)
-    if array.dtype.kind not in "biu":
-        return np.asarray(actions, dtype=np.float32)
-    whole = np.asarray(array, dtype=np.int64)
+    rows = as_floats("actions", actions, DatasetError, f"{name}: ")
+    given = np.asarray(actions)
+    if given.dtype.kind not in "biu":
+        return rows
+    whole = np.asarray(given, dtype=np.int64)
     return whole[:, None] if whole.ndim == 1 else whole
 
 
@@ -97,7 +99,7 @@ def cost_columns(
         return costs, cost_names
     names = [str(key) for key in costs] if cost_names is None else cost_names
     given = list(costs.values()) if len(costs) == 1 else in_order("`costs`", costs, names)
-    arrays = [one_column(np.asarray(values, dtype=np.float32)) for values in given]
+    arrays = [one_column(as_floats("costs", values, DatasetError, f"{name}: ")) for values in given]
     shapes = {key: array.shape for key, array in zip(costs, arrays, strict=True)}
     if not arrays or len(set(shapes.values())) > 1 or arrays[0].ndim != 1:
         raise DatasetError(f"{name}: `costs` must be as long as each other, got shapes {shapes}.")
@@ -153,7 +155,11 @@ def end_flags(
         DatasetError: None of the three is given, or lengths differ.
     """
     given = {"terminals": terminals, "timeouts": timeouts, "dones": dones}
-    flags = {k: one_column(np.asarray(v) != 0) for k, v in given.items() if v is not None}
+    flags = {
+        key: one_column(as_floats(key, flag, DatasetError, f"{name}: ") != 0)
+        for key, flag in given.items()
+        if flag is not None
+    }
     if not flags:
         raise DatasetError(
             f"{name}: `terminals` and `timeouts`, or `dones`, must say where episodes end."
@@ -181,6 +187,8 @@ def episode_arrays(
     """Arguments of `from_arrays` from a list of episodes, as `from_episodes` describes them."""
     parts: dict[str, list[Any]] = {key: [] for key in (*_FLOATS, "terminals", "timeouts")}
     following: list[Any] = []
+    if not isinstance(episodes, Sequence) or not all(isinstance(e, Mapping) for e in episodes):
+        raise InvalidArgumentError(f"`episodes` must be a list of dicts, got {episodes!r:.80}.")
     for i, episode in enumerate(episodes):
         missing = sorted(set(_FLOATS) - set(episode))
         if missing:
@@ -192,11 +200,16 @@ def episode_arrays(
         if i == 0 and space is not None:
             observation_space = space
         arrays = {
-            key: np.asarray(costs if key == "costs" else episode[key], dtype=np.float32)
+            key: as_floats(
+                key,
+                costs if key == "costs" else episode[key],
+                DatasetError,
+                f"{name}, episode {i}: ",
+            )
             for key in _FLOATS
             if key != "actions"
         }
-        arrays["actions"] = action_rows(episode["actions"])
+        arrays["actions"] = action_rows(episode["actions"], f"{name}, episode {i}")
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
         if len(seen) == n_steps + 1:
             arrays["observations"] = seen[:-1]
@@ -263,6 +276,14 @@ def frame_arrays(
     terminated: str = "terminated",
 ) -> dict[str, Any]:
     """Arguments of `from_arrays` from a data frame, as `from_dataframe` describes it."""
+    if not hasattr(frame, "columns"):
+        raise InvalidArgumentError(
+            f"`frame` must be a data frame of pandas or polars, got {frame!r}."
+        )
+    check_texts(reward=reward, episode=episode, terminated=terminated)
+    for key, names in {"observations": observations, "actions": actions, "cost": cost}.items():
+        if not (names is None or isinstance(names, str | list | tuple)):
+            raise InvalidArgumentError(f"`{key}` must be names of columns, got {names!r}.")
     found = [str(column) for column in frame.columns]
     groups = {
         "observations": observations or [c for c in found if c.startswith("obs")],
@@ -307,4 +328,4 @@ def _columns(frame: Any, names: Sequence[str], *, whole: bool = False) -> npt.ND
     table = np.stack(
         [np.asarray(v) for v in columns[0]] if vectors else columns, axis=0 if vectors else 1
     )
-    return action_rows(table) if whole else table.astype(np.float32)
+    return action_rows(table, "data frame") if whole else table.astype(np.float32)

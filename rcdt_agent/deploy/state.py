@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent.arguments import as_floats
 from rcdt_agent.costs import ONE_COST, in_order
+from rcdt_agent.deploy.checks import check_episode_start
 from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
@@ -188,7 +190,7 @@ class AgentState:
     def _with_action_done(self, action: npt.ArrayLike) -> AgentState:
         """Note the actions that were really done at the present step."""
         size = self.actions.shape[-1]
-        done = _floats(action)
+        done = as_floats("action", action)
         if done.size != self.n_envs * size or not np.isfinite(done).all():
             raise InvalidArgumentError(
                 f"`action` must be finite and of shape ({self.n_envs}, {size}), got {action!r}."
@@ -197,11 +199,7 @@ class AgentState:
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
-        chosen = np.asarray(which, dtype=np.bool_).reshape(-1)
-        if len(chosen) != self.n_envs:
-            raise InvalidArgumentError(
-                f"`episode_start` must have shape ({self.n_envs},), got {np.shape(which)}."
-            )
+        chosen = check_episode_start(which, self.n_envs)
         if not chosen.any():
             return self
         keep = ~chosen
@@ -402,7 +400,7 @@ class AgentState:
             return np.stack([self._outcome("cost", value) for value in values], axis=-1)
         if len(self.cost_names) == 1:
             return self._outcome("cost", cost)
-        array = _floats(cost)
+        array = as_floats("cost", cost)
         if array.shape != self.total_cost.shape or not np.isfinite(array).all():
             raise InvalidArgumentError(
                 f"`cost` must be a dict with each of {', '.join(self.cost_names)}, or finite and "
@@ -411,7 +409,7 @@ class AgentState:
         return array
 
     def _outcome(self, name: str, values: npt.ArrayLike) -> Float32Array:
-        array = _floats(values)
+        array = as_floats(name, values)
         if array.size not in (1, self.n_envs) or array.ndim > 1:
             raise InvalidArgumentError(
                 f"`{name}` must be a number or have shape ({self.n_envs},), got {array.shape}."
