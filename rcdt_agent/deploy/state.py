@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent._types import BoolArray, Float32Array, Float64Array, Int64Array
 from rcdt_agent.arguments import as_floats
 from rcdt_agent.costs import ONE_COST, in_order
 from rcdt_agent.deploy.checks import check_episode_start
@@ -21,6 +21,9 @@ if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
     import torch
 
     from rcdt_agent.model import Window
+
+
+Floats = Float32Array | Float64Array
 
 
 class StateUse:
@@ -67,12 +70,12 @@ class AgentState:
 
     obs: Float32Array
     actions: Float32Array
-    earned: Float32Array
-    spent: Float32Array
+    earned: Float64Array
+    spent: Float64Array
     steps: Int64Array
     skipped: Int64Array
-    total_return: Float32Array
-    total_cost: Float32Array
+    total_return: Float64Array
+    total_cost: Float64Array
     target_return: Float32Array
     cost_budget: Float32Array
     awaiting: BoolArray
@@ -98,8 +101,10 @@ class AgentState:
         """Episodes about to start."""
         per_cost = () if len(cost_names) == 1 else (len(cost_names),)
 
-        def zeros(*shape: int) -> Float32Array:
-            return np.zeros((n_envs, *shape), dtype=np.float32)
+        def zeros(*shape: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
+            return np.zeros((n_envs, *shape), dtype=dtype)
+
+        sums = partial(zeros, dtype=np.float64)  # on a plant that never resets they grow for ever
 
         def each(values: npt.ArrayLike, *shape: int) -> Float32Array:
             return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs, *shape)).copy()
@@ -107,12 +112,12 @@ class AgentState:
         return cls(
             obs=zeros(context_length, observation_size),
             actions=zeros(context_length, action_size),
-            earned=zeros(context_length),
-            spent=zeros(context_length, *per_cost),
+            earned=sums(context_length),
+            spent=sums(context_length, *per_cost),
             steps=np.zeros(n_envs, dtype=np.int64),
             skipped=np.zeros(n_envs, dtype=np.int64),
-            total_return=zeros(),
-            total_cost=zeros(*per_cost),
+            total_return=sums(),
+            total_cost=sums(*per_cost),
             target_return=each(target_return),
             cost_budget=each(cost_budget, *per_cost),
             awaiting=np.zeros(n_envs, dtype=np.bool_),
@@ -134,14 +139,15 @@ class AgentState:
     @property
     def return_to_go(self) -> Float32Array:
         """(N,) what is left to earn."""
-        return self.target_return - self.total_return
+        return (self.target_return - self.total_return).astype(np.float32)
 
     @property
     def cost_to_go(self) -> Float32Array:
         """(N,) or (N, m) what is left to spend; below zero once the budget is exceeded."""
+        spent = self.total_cost
         if self.rolling is not None:
-            return self.cost_budget - self.rolling.spent(self.total_cost)
-        return self.cost_budget - self.total_cost
+            spent = self.rolling.spent(spent)
+        return (self.cost_budget - spent).astype(np.float32)
 
     @property
     def clock(self) -> Int64Array:
@@ -204,8 +210,8 @@ class AgentState:
             return self
         keep = ~chosen
 
-        def cleared(values: Float32Array) -> Float32Array:
-            return values * keep.reshape(-1, *[1] * (values.ndim - 1))
+        def cleared(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            return np.asarray(values * keep.reshape(-1, *[1] * (values.ndim - 1)))
 
         return replace(
             self,
@@ -264,8 +270,8 @@ class AgentState:
         return replace(
             self,
             skipped=np.where(taken_over, episode_step, self.skipped).astype(np.int64),
-            total_return=total_return,
-            total_cost=total_cost,
+            total_return=total_return.astype(np.float64),
+            total_cost=total_cost.astype(np.float64),
             awaiting=np.zeros_like(self.awaiting),
         )
 
@@ -290,7 +296,7 @@ class AgentState:
             rows, place = slice(None), int(place[0])
         all_full, none_full = bool(full.all()), not full.any()
 
-        def shifted(values: Float32Array, newest: Float32Array | float) -> Float32Array:
+        def shifted(values: npt.NDArray[Any], newest: npt.ArrayLike) -> npt.NDArray[Any]:
             moved = np.empty_like(values)
             if none_full:
                 moved[:] = values
@@ -354,7 +360,7 @@ class AgentState:
         return self._to_go(self.cost_budget, self.spent)
 
     def tokens(
-        self, target_return: Float32Array, cost_budget: Float32Array
+        self, target_return: Floats, cost_budget: Floats
     ) -> tuple[Float32Array, Float32Array]:
         """RTG and CTG of the window (N, K) for targets (N,); zero for padding.
 
@@ -363,7 +369,7 @@ class AgentState:
         return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
 
     def window_arrays(
-        self, target_return: Float32Array, cost_budget: Float32Array
+        self, target_return: Floats, cost_budget: Floats
     ) -> dict[str, npt.NDArray[Any]]:
         """The fields of a `Window` for targets (N,), each (N, K, ...)."""
         rtg, ctg = self.tokens(target_return, cost_budget)
@@ -376,9 +382,7 @@ class AgentState:
             "mask": np.arange(self.obs.shape[1]) <= self.position[:, None],
         }
 
-    def window(
-        self, target_return: Float32Array, cost_budget: Float32Array, device: torch.device
-    ) -> Window:
+    def window(self, target_return: Floats, cost_budget: Floats, device: torch.device) -> Window:
         """What the policy network sees, without columns that are padding everywhere."""
         import torch
 
@@ -388,7 +392,7 @@ class AgentState:
         arrays = self.window_arrays(target_return, cost_budget)
         return Window(**{k: torch.from_numpy(v[:, :used]).to(device) for k, v in arrays.items()})
 
-    def _to_go(self, target: Float32Array, before: Float32Array) -> Float32Array:
+    def _to_go(self, target: Floats, before: Float64Array) -> Float32Array:
         real = np.arange(before.shape[1]) <= self.position[:, None]
         real = real.reshape(*real.shape, *[1] * (before.ndim - 2))
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
