@@ -75,6 +75,16 @@ class Choices(nn.Module):
         return chosen + chosen.new_tensor(self.starts)
 
 
+def check_space(name: str, value: object) -> None:
+    """Refuse what is no Gymnasium space.
+
+    Raises:
+        InvalidArgumentError: It is none.
+    """
+    if not isinstance(value, gym.Space):
+        raise InvalidArgumentError(f"`{name}` must be a Gymnasium space, got {value!r}.")
+
+
 def check_action_space(space: gym.Space[Any]) -> ActionSpace:
     """The space, if an agent can have such actions.
 

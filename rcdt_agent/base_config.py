@@ -42,12 +42,24 @@ def is_number(value: Any) -> bool:
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
+def _are_numbers(n: int) -> Rule:
+    """The rule of a field of n numbers."""
+    return (
+        lambda value, _: (
+            isinstance(value, tuple | list) and len(value) == n and all(map(is_number, value))
+        ),
+        f"{n} numbers",
+    )
+
+
 # By annotation. Others, such as a Literal or `float | None`, have rules of their own.
 _TYPES: dict[str, Rule] = {
     "int": (lambda value, _: is_whole(value), "a whole number"),
     "float": (lambda value, _: is_number(value), "a number"),
     "bool": (lambda value, _: isinstance(value, bool), "True or False"),
     "int | None": (lambda value, _: value is None or is_whole(value), "a whole number or None"),
+    "tuple[float, float]": _are_numbers(2),
+    "tuple[float, float, float]": _are_numbers(3),
     "float | None": (lambda value, _: value is None or is_number(value), "a number or None"),
 }
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write
 from rcdt_agent.action_spaces import ActionSpace, discrete_from_dict, discrete_to_dict
-from rcdt_agent.errors import CheckpointError, TrainingError
+from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
 from rcdt_agent.images import image_space, is_image
 
 FORMAT = "rcdt_agent"
@@ -279,6 +279,14 @@ def _check_head(meta: Any, name: str) -> None:
         raise CheckpointError(
             f"{name}: written in format {version} by rcdt_agent {writer}; this version reads "
             f"format {FORMAT_VERSION}. {remedy}, or train again."
+        )
+
+
+def check_source(name: str, source: Any) -> None:
+    """Refuse what is neither a path nor an open file."""
+    if not isinstance(source, str | Path) and not hasattr(source, "seek"):
+        raise InvalidArgumentError(
+            f"`{name}` must be a path or an open binary file, got {source!r}."
         )
 
 

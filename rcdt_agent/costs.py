@@ -6,7 +6,7 @@ the order of their names, and whoever states them outside of arrays states them 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,8 @@ def check_cost_names(names: Sequence[str] | None, n_costs: int) -> tuple[str, ..
         InvalidArgumentError: Not as many as costs, no text, or not distinct.
     """
     if names is not None:
+        if not isinstance(names, Iterable):
+            raise InvalidArgumentError(f"`cost_names` must be texts, got {names!r}.")
         given = [names] if isinstance(names, str) else list(names)
         if len(given) != n_costs:
             raise InvalidArgumentError(
@@ -44,6 +46,17 @@ def check_cost_names(names: Sequence[str] | None, n_costs: int) -> tuple[str, ..
         if n_costs > 1:
             return tuple(given)
     return ONE_COST if n_costs == 1 else tuple(f"cost_{i}" for i in range(n_costs))
+
+
+def named_costs(names: Any) -> tuple[str, ...]:
+    """The names of the costs that are named.
+
+    Raises:
+        InvalidArgumentError: No texts, or not distinct.
+    """
+    if not isinstance(names, list | tuple):
+        raise InvalidArgumentError(f"`cost_names` must be a list of texts, got {names!r}.")
+    return check_cost_names(names, len(names))
 
 
 def cost_signals(names: Sequence[str]) -> tuple[str, ...]:

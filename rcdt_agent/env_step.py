@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rcdt_agent.arguments import check_functions
 from rcdt_agent.costs import ONE_COST, by_name, in_order
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -16,6 +17,23 @@ CostFunction = Callable[[Any, Any, Any, dict[str, Any]], Any]
 CostKey = str | Sequence[str] | Mapping[str, str]
 """Where in `info` the cost is. Several costs are a dict or an array there, or have a key each: keys
 that are their names, or a dict from names to keys."""
+
+
+def check_cost_source(cost_key: Any, cost_fn: Any) -> None:
+    """Refuse what says nothing about where the cost of a step is.
+
+    Raises:
+        InvalidArgumentError: `cost_key` is not a key, or `cost_fn` not a function; of several
+            costs, a dict of functions.
+    """
+    keys = list(cost_key.values()) if isinstance(cost_key, Mapping) else cost_key
+    listed = isinstance(keys, list | tuple) and all(isinstance(key, str) for key in keys)
+    if not (isinstance(cost_key, str) or listed):
+        raise InvalidArgumentError(
+            f"`cost_key` must be a key of `info`, or keys by the names of the costs, got "
+            f"{cost_key!r}."
+        )
+    check_functions(cost_fn=cost_fn)
 
 
 class Step(NamedTuple):

@@ -16,9 +16,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv
 
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float64Array
+from rcdt_agent.arguments import check_flags, check_whole
 from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.env_step import CostFunction, CostKey, step_cost
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import Env, SeededEpisodes, env_maker
 from rcdt_agent.eval_envs import EnvSource as EnvSource
@@ -187,6 +188,12 @@ def evaluate_budgets(
         deterministic: Take the mean action.
         progress_bar: Show finished episodes.
     """
+    check_agent(agent)
+    check_rollouts(n_episodes, seed)
+    check_cost_source(cost_key, cost_fn)
+    if n_envs is not None:
+        check_whole("n_envs", n_envs, 1)
+    check_flags(subprocesses=subprocesses, deterministic=deterministic, progress_bar=progress_bar)
     make, name, most = env_maker(agent, env)
     budgets = task_budgets(agent, budgets)
     if n_episodes < 1 or not len(budgets):
@@ -226,6 +233,20 @@ def evaluate_budgets(
     return BudgetReport(
         env=name, seed=seed, return_range=score_range, range_source=source, results=results
     )
+
+
+def check_agent(agent: Any) -> None:
+    """Refuse what is no agent."""
+    from rcdt_agent.algorithms.agent import Agent
+
+    if not isinstance(agent, Agent):
+        raise InvalidArgumentError(f"`agent` must be an agent, got {agent!r}.")
+
+
+def check_rollouts(n_episodes: Any, seed: Any) -> None:
+    """Refuse a number of episodes, or a seed, that is none."""
+    check_whole("n_episodes", n_episodes, 1)
+    check_whole("seed", seed)
 
 
 def task_budgets(agent: Agent[Any, Any], budgets: Budgets) -> Sequence[Any]:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rcdt_agent.arguments import check_flags, check_path, check_texts
 from rcdt_agent.errors import HubError, InvalidArgumentError
 from rcdt_agent.model_card import write_card
 from rcdt_agent.version import __version__
@@ -43,6 +44,9 @@ def push_agent(
         HubError: The hub refused, or could not be reached.
     """
     _check_repo(repo_id)
+    _check_access(revision, token, endpoint)
+    check_texts(commit_message=commit_message)
+    check_flags(training=training, **({} if private is None else {"private": private}))
     hub = _package()
     agent.policy  # noqa: B018  # untrained: refused before anything is sent
     api = hub.HfApi(
@@ -86,6 +90,10 @@ def download_agent(
         raise InvalidArgumentError(
             f"`filename` must be a file of the repository, got {filename!r}."
         )
+    _check_access(revision, token, endpoint)
+    check_flags(local_files_only=local_files_only)
+    if cache_dir is not None:
+        check_path("cache_dir", cache_dir)
     hub = _package()
     with _as_hub_error(repo_id):
         found = hub.hf_hub_download(
@@ -115,6 +123,14 @@ def _package() -> Any:
 def _check_repo(repo_id: Any) -> None:
     if not isinstance(repo_id, str) or repo_id.count("/") > 1 or not repo_id.strip("/"):
         raise InvalidArgumentError(f"`repo_id` must be 'user/name', got {repo_id!r}.")
+
+
+def _check_access(revision: Any, token: Any, endpoint: Any) -> None:
+    check_texts(revision=revision, endpoint=endpoint)
+    if not (token is None or isinstance(token, str | bool)):
+        raise InvalidArgumentError(
+            f"`token` must be a text, True, False or None, got {type(token).__name__}."
+        )
 
 
 @contextmanager

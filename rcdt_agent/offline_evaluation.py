@@ -21,11 +21,12 @@ from torch import Tensor
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float32Array, Float64Array, Int64Array
 from rcdt_agent.action_spaces import Choices
+from rcdt_agent.arguments import check_flags, check_whole
 from rcdt_agent.costs import budget_label, by_name
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
-from rcdt_agent.evaluation import Budgets, task_budgets
+from rcdt_agent.evaluation import Budgets, check_agent, task_budgets
 from rcdt_agent.fitted_q import FQEConfig, LoggedSteps, fitted_q_values
 from rcdt_agent.stats import N_RESAMPLES, bootstrap_means, interval
 
@@ -195,6 +196,11 @@ def evaluate_offline(
     """
     from rcdt_agent.algorithms.held_out import held_out_trajectories
 
+    check_agent(agent)
+    check_whole("seed", seed)
+    check_flags(deterministic=deterministic)
+    if config is not None and not isinstance(config, FQEConfig):
+        raise InvalidArgumentError(f"`config` must be an FQEConfig, got {config!r}.")
     config = config or FQEConfig()
     data = as_dataset(dataset)
     if data.image_shape is not None:

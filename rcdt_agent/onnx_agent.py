@@ -18,10 +18,12 @@ import onnxruntime
 
 from rcdt_agent._types import Float32Array
 from rcdt_agent.action_range import ActionRange
+from rcdt_agent.arguments import check_path, check_whole
 from rcdt_agent.config import Config
 from rcdt_agent.deploy.checks import (
     check_budget,
     check_budgets,
+    check_target_request,
     check_targets,
     observation_rows,
 )
@@ -76,7 +78,12 @@ class OnnxAgent(EpisodeRules):
         Raises:
             CheckpointError: Not there, not ours, damaged, or of another format.
         """
-        path = Path(path)
+        path = check_path("path", path)
+        check_whole("n_threads", n_threads)
+        if isinstance(providers, str) or not isinstance(providers, Sequence):
+            raise InvalidArgumentError(
+                f"`providers` must be a list of onnxruntime's names, got {providers!r}."
+            )
         content = read_sealed(path)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = n_threads
@@ -130,10 +137,14 @@ class OnnxAgent(EpisodeRules):
             k: The budget, >= 0.
             target_return: `auto`, `paper` or a number.
 
+        Raises:
+            InvalidArgumentError: A number is outside its rule.
+
         Warns:
             UserWarning: The training data do not cover the request; once, with the numbers.
         """
         budget = check_budget(k)
+        check_target_request(target_return)
         target = self._target(budget, target_return)
         if self._is_new(budget, target):
             self.conditioning.warn_if_uncovered(budget, target)
@@ -164,6 +175,7 @@ class OnnxAgent(EpisodeRules):
         Warns:
             UserWarning: The training data do not cover a budget; once, with the numbers.
         """
+        check_whole("n_envs", n_envs, 1)
         own = cost_budget is not None or target_return is not None
         budgets = check_budgets(self.cost_budget if cost_budget is None else cost_budget, n_envs)
         if target_return is not None:

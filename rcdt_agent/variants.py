@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from rcdt_agent.arguments import check_texts
 from rcdt_agent.base_config import AUTO_PRESET, preset_config
 from rcdt_agent.config import Config
 from rcdt_agent.errors import InvalidArgumentError
@@ -124,6 +125,7 @@ def make_config(preset: str = AUTO_PRESET, variant: str | None = None, **overrid
     Warns:
         UserWarning: `gamma` looks like a discount.
     """
+    check_texts(variant=variant)
     name = (variant or DEFAULT_VARIANT).lower()
     gamma = overrides.get("gamma")
     if isinstance(gamma, float) and gamma > _LARGE_GAMMA:

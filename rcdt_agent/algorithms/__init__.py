@@ -16,7 +16,7 @@ from rcdt_agent.algorithms.files import checkpoint_path
 from rcdt_agent.algorithms.fisor import FISOR
 from rcdt_agent.algorithms.rcdt import RCDT
 from rcdt_agent.algorithms.trac import TraC
-from rcdt_agent.checkpoint import checkpoint_kind
+from rcdt_agent.checkpoint import check_source, checkpoint_kind
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.hub import FILENAME, download_agent
 
@@ -70,6 +70,7 @@ def load_agent(path: Any, **kwargs: Any) -> OfflineAlgorithm[Any, Any]:
     Raises:
         CheckpointError: Not a checkpoint, or of an algorithm that this version does not have.
     """
+    check_source("path", path)
     kind = checkpoint_kind(checkpoint_path(path))
     for algorithm in ALGORITHMS.values():
         if algorithm.__name__ == kind:

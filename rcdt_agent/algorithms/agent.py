@@ -24,6 +24,7 @@ from rcdt_agent.algorithms.arguments import (
 )
 from rcdt_agent.algorithms.sb3 import Env, SB3Interface, check_supported
 from rcdt_agent.algorithms.training_state import TrainingState
+from rcdt_agent.arguments import check_flags, check_path, check_whole
 from rcdt_agent.base_config import AUTO_PRESET, CHANGEABLE, BaseConfig, resolve_preset
 from rcdt_agent.costs import ONE_COST, in_order, refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
@@ -146,6 +147,10 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
             if observation_space is not None or action_space is not None:
                 raise InvalidArgumentError("Give either `env` or its spaces, not both.")
         check_supported(observation_space, action_space)
+        if not isinstance(verbose, bool):
+            check_whole("verbose", verbose)
+        if tensorboard_log is not None:
+            check_path("tensorboard_log", tensorboard_log)
         self.check_actions(action_space)
         self.check_images(observation_space)
         self.device = check_device(device)
@@ -314,6 +319,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
                 state is none.
         """
         policy = self.policy
+        check_flags(deterministic=deterministic)
         if not self.num_timesteps:
             raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
         if self.state_class and state is not None and not isinstance(state, self.state_class):

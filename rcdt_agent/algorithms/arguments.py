@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from stable_baselines3.common.callbacks import BaseCallback
 
 from rcdt_agent import distributed
 from rcdt_agent.base_config import is_number, is_whole
@@ -56,6 +57,18 @@ def check_log_interval(log_interval: Any) -> int:
     return int(log_interval)
 
 
+def check_callback(callback: Any) -> None:
+    """Refuse what is no callback of stable-baselines3, function, or list of callbacks."""
+    if isinstance(callback, list | tuple):
+        for each in callback:
+            check_callback(each)
+    elif not (callback is None or isinstance(callback, BaseCallback) or callable(callback)):
+        raise InvalidArgumentError(
+            f"`callback` must be a stable-baselines3 callback, a list of them, a function or "
+            f"None, got {callback!r}."
+        )
+
+
 def split_learn_arguments(
     dataset: Any, total_steps: Any, total_timesteps: Any
 ) -> tuple[Any, int | None]:
@@ -67,7 +80,8 @@ def split_learn_arguments(
     if is_number(dataset):
         if is_number(total_steps):
             raise InvalidArgumentError(
-                f"`learn` takes data and one number of steps, got {dataset!r} and {total_steps!r}."
+                f"`dataset` must be data where the number of steps is given as well: `learn` "
+                f"takes data and one number of steps, got {dataset!r} and {total_steps!r}."
             )
         dataset, total_steps = total_steps, dataset
     if total_steps is not None and total_timesteps is not None:
@@ -76,7 +90,8 @@ def split_learn_arguments(
         )
     steps = total_timesteps if total_steps is None else total_steps
     if steps is not None and (not is_whole(steps) or steps < 0):
-        raise InvalidArgumentError(f"`total_steps` must be a whole number >= 0, got {steps!r}.")
+        name = "total_timesteps" if total_steps is None else "total_steps"
+        raise InvalidArgumentError(f"`{name}` must be a whole number >= 0, got {steps!r}.")
     return dataset, None if steps is None else int(steps)
 
 

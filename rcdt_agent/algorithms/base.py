@@ -24,6 +24,7 @@ from rcdt_agent import distributed, schedules
 from rcdt_agent.action_spaces import ActionSpace, check_action_space
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT, Provenance
 from rcdt_agent.algorithms.arguments import (
+    check_callback,
     check_log_interval,
     check_seed,
     check_training_budget,
@@ -32,6 +33,7 @@ from rcdt_agent.algorithms.arguments import (
 )
 from rcdt_agent.algorithms.saved import SavedAgent
 from rcdt_agent.algorithms.training import Metrics, say, train
+from rcdt_agent.arguments import check_flags, check_texts
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.errors import InvalidArgumentError, TrainingError
@@ -80,6 +82,7 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
             UnknownTaskError: The id is not in the registry.
             DownloadError: The file is not in the cache and cannot be fetched.
         """
+        check_flags(progress_bar=progress_bar)
         agent = cls(**kwargs)
         check_training_budget(cls.__name__, cls.budgets, agent.config)
         agent.task = get_task(task)
@@ -191,6 +194,11 @@ class OfflineAlgorithm(SavedAgent[PolicyT, ConfigT]):
         """
         dataset, requested = split_learn_arguments(dataset, total_steps, total_timesteps)
         log_interval = check_log_interval(log_interval)
+        check_callback(callback)
+        check_texts(tb_log_name=tb_log_name)
+        check_flags(
+            reset_num_timesteps=reset_num_timesteps, progress_bar=progress_bar, resume=resume
+        )
         steps = self._steps_to_make(requested, resume)
         if self.config.precision == "fp16" and self.device.type != "cuda":
             raise InvalidArgumentError("`precision='fp16'` needs CUDA; use 'bf16' on a CPU.")

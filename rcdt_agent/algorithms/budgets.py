@@ -21,16 +21,17 @@ from rcdt_agent.action_spaces import ActionSpace
 from rcdt_agent.algorithms.acting import EpisodeActing
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.sb3 import Env
+from rcdt_agent.arguments import check_number, check_path, check_whole
 from rcdt_agent.base_config import CHANGEABLE
 from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.costs import ONE_COST, CostBudget, budget_label, by_name, refuse_several
 from rcdt_agent.data.readers import AnyData, as_dataset
-from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
+from rcdt_agent.deploy.checks import check_budgets, check_cost_budget, check_target_request
 from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.evaluation import EnvSource
+from rcdt_agent.evaluation import EnvSource, check_rollouts
 from rcdt_agent.fitted_q import FQEConfig
 
 LONGEST_WINDOW = 1_000_000
@@ -133,6 +134,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
             target_return: `auto` (from the data), `paper` (the published table) or a number.
             **kwargs: As for `Agent`, and any field of `Config`.
         """
+        check_target_request(target_return)
         self._target_request: TargetReturn = target_return
         # Target returns of budgets (m,), as far as asked for; then those held against the data.
         self._targets: dict[tuple[float, ...], float] = {}
@@ -313,6 +315,9 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """
         from rcdt_agent.calibration import measure_tokens
 
+        check_whole("n_tokens", n_tokens, 1)
+        check_number("confidence", confidence, 0, 1)
+        check_rollouts(n_episodes, seed)
         with self._recalibrating("`calibrate`"):
             found = self.calibration = measure_tokens(
                 self, env, budgets, n_episodes=n_episodes, seed=seed, n_tokens=n_tokens,
@@ -348,6 +353,8 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """
         from rcdt_agent.calibration import measure_tokens_offline
 
+        check_whole("n_tokens", n_tokens, 1)
+        check_whole("seed", seed)
         with self._recalibrating("`calibrate_offline`"):
             found = self.calibration = measure_tokens_offline(
                 self, as_dataset(dataset), budgets, n_tokens=n_tokens, seed=seed, config=config
@@ -405,6 +412,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
         """
         from rcdt_agent.deploy.export import export_onnx
 
+        path = check_path("path", path)
         if self.has_policy:
             refuse_several(self.cost_names, "An ONNX file")
         export_onnx(self, path)

@@ -187,6 +187,8 @@ def _split_changes(
 
 
 def _names(argument: str, names: Iterable[str]) -> set[str]:
+    if not (names is None or isinstance(names, Iterable)):
+        raise InvalidArgumentError(f"`{argument}` must be of {PARTS}, got {names!r}.")
     given = {names} if isinstance(names, str) else set(names or ())
     if given - set(PARTS):
         raise InvalidArgumentError(

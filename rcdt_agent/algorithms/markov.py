@@ -167,7 +167,9 @@ class MarkovAlgorithm(OfflineAlgorithm[MarkovPolicyT, MarkovConfigT]):
     ) -> MarkovConfigT:
         """A configuration by the name of a preset; there are no variants."""
         if variant is not None:
-            raise InvalidArgumentError(f"{cls.__name__} has no variants, got {variant!r}.")
+            raise InvalidArgumentError(
+                f"`variant`: {cls.__name__} has no variants, got {variant!r}."
+            )
         config: Any = preset_config(cls.config_class, cls.presets, preset, overrides)
         made: MarkovConfigT = config
         return made

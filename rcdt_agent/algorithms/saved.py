@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,8 @@ from rcdt_agent.algorithms.files import (
     write_agent,
 )
 from rcdt_agent.algorithms.sb3 import Env
-from rcdt_agent.checkpoint import to_path
+from rcdt_agent.arguments import check_flags
+from rcdt_agent.checkpoint import check_source, to_path
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.model_card import write_card
 
@@ -62,6 +63,8 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
                 beside an open file.
             CheckpointError: The disk is full or the folder read-only; an older file stays.
         """
+        check_source("path", path)
+        check_flags(card=card)
         target = to_path(path)
         if card and not isinstance(target, Path):
             raise InvalidArgumentError("`card` needs a path to write beside, got an open file.")
@@ -102,6 +105,12 @@ class SavedAgent(Agent[PolicyT, ConfigT]):
             InvalidArgumentError: `env` has other spaces than the agent, or a field cannot be
                 changed.
         """
+        check_source("path", path)
+        check_flags(print_system_info=print_system_info)
+        if custom_objects is not None and not isinstance(custom_objects, Mapping):
+            raise InvalidArgumentError(
+                f"`custom_objects` must be a dict of settings, got {custom_objects!r}."
+            )
         if print_system_info:
             print_versions(cls, path)
         options = {"device": device, "verbose": verbose, "tensorboard_log": tensorboard_log}

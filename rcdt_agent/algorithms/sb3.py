@@ -14,7 +14,10 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent import distributed
-from rcdt_agent.action_spaces import check_action_space
+from rcdt_agent.action_spaces import check_action_space, check_space
+from rcdt_agent.algorithms.arguments import check_device
+from rcdt_agent.arguments import check_flags
+from rcdt_agent.checkpoint import check_source
 from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import FlatObservation, ObservationLayout, is_nested
@@ -46,6 +49,7 @@ def check_supported(observation: gym.Space[Any] | None, action: gym.Space[Any] |
         InvalidArgumentError: Names the space, the rule and what to do.
     """
     if observation is not None:
+        check_space("observation_space", observation)
         ObservationLayout.of(observation)
     if action is not None:
         check_action_space(action)
@@ -92,6 +96,10 @@ class SB3Interface(ABC):
 
     def set_logger(self, logger: Logger) -> None:
         """Log to this logger from now on."""
+        if not isinstance(logger, Logger):
+            raise InvalidArgumentError(
+                f"`logger` must be a logger of stable-baselines3, got {logger!r}."
+            )
         self._logger = logger
 
     def get_env(self) -> VecEnv | None:
@@ -171,8 +179,11 @@ class SB3Interface(ABC):
             InvalidArgumentError: A network is missing or unknown, or its weights do not fit.
             CheckpointError: The file is not a checkpoint of this algorithm.
         """
+        check_flags(exact_match=exact_match)
+        check_device(device)
         modules, given = self.named_modules(), load_path_or_dict
         if not isinstance(given, Mapping):
+            check_source("load_path_or_dict", given)
             stored = self.read_parameters(given)
             given = {name: values for name, values in stored.items() if name in modules}
         names = set(given)

@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Int64Array
 from rcdt_agent.action_spaces import DISCRETE
-from rcdt_agent.costs import ONE_COST, check_cost_names
+from rcdt_agent.arguments import check_functions
+from rcdt_agent.costs import ONE_COST, named_costs
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import action_rows
-from rcdt_agent.env_step import CostFunction, CostKey, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
 
@@ -87,6 +88,10 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         Raises:
             InvalidArgumentError: A space is neither a Box of rank 1 nor, of actions, discrete.
         """
+        if not isinstance(env, gym.Env):
+            raise InvalidArgumentError(f"`env` must be a Gymnasium environment, got {env!r}.")
+        check_cost_source(cost_key, cost_fn)
+        check_functions(sink=sink)
         super().__init__(env)
         self._layout = ObservationLayout.of(env.observation_space)
         seen = self._layout.flat_space if self._layout else env.observation_space
@@ -103,7 +108,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self._left_out: list[str] = []  # of finished episodes, what was not finite
         self._sink = self.trajectories.append if sink is None else sink
         self._cost_key, self._cost_fn = cost_key, cost_fn
-        self._cost_names = check_cost_names(cost_names, len(cost_names))
+        self._cost_names = named_costs(cost_names)
         self._obs: Any = None
         self._recording = False
         self._rows: list[tuple[Any, float, Any]] = []  # action, reward, cost
@@ -123,7 +128,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         if not self._recording:
             raise gym.error.ResetNeeded("Call `reset` before `step`: no episode is running.")
         taken = (
-            action_rows([np.ravel(action)], "recorded")[0] if self._discrete else _copy(action)
+            action_rows([np.ravel(action)], "step")[0] if self._discrete else _copy(action)
         )  # before the environment may change it
         obs, reward, cost, terminated, truncated, info = read_step(
             self.env.step(action),

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
-from rcdt_agent.action_spaces import DISCRETE, action_range, action_width
+from rcdt_agent.action_spaces import DISCRETE, action_range, action_width, check_space
+from rcdt_agent.arguments import as_floats, check_number, check_path, check_texts, check_whole
 from rcdt_agent.costs import ONE_COST, CostBudget, check_cost_names, in_order
 from rcdt_agent.data.checks import (
     check_finite,
@@ -33,6 +34,7 @@ from rcdt_agent.data.readers import (
     episode_arrays,
     flat_observations,
     frame_arrays,
+    observation_rows,
     one_column,
 )
 from rcdt_agent.data.subsets import bottom_rows, extreme_rows
@@ -140,14 +142,23 @@ class TrajectoryDataset:
             DatasetError: Wrong rank, different lengths, NaN or infinity, negative cost, no
                 trajectory; the message names the array and the first offending row.
         """
+        check_texts(name=name)
+        rewards = as_floats("rewards", rewards, DatasetError, f"{name}: ")
         costs, cost_names = cost_columns(costs, cost_names, name)
         observations, next_observations, layout = flat_observations(
-            observations, next_observations, observation_space, len(np.asarray(rewards)), name
+            observations,
+            next_observations,
+            observation_space,
+            len(np.atleast_1d(rewards)),
+            name,
         )
         given = {"rewards": rewards, "costs": costs}
         arrays: dict[str, npt.NDArray[Any]] = {
-            "observations": np.asarray(observations, dtype=layout.dtype if layout else np.float32),
-            **{key: np.asarray(value, dtype=np.float32) for key, value in given.items()},
+            "observations": observation_rows(observations, layout, f"{name}: "),
+            **{
+                key: as_floats(key, value, DatasetError, f"{name}: ")
+                for key, value in given.items()
+            },
         }
         arrays["actions"] = action_rows(actions, name)
         arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
@@ -206,7 +217,7 @@ class TrajectoryDataset:
         """
         from rcdt_agent.data.hdf5 import read_hdf5
 
-        return read_hdf5(Path(path), cost_names)
+        return read_hdf5(check_path("path", path), cost_names)
 
     @classmethod
     def from_episodes(
@@ -267,24 +278,28 @@ class TrajectoryDataset:
         """Open a folder of .npy files, observations and actions memory-mapped; see `to_npy`."""
         from rcdt_agent.data.mapped import read_npy
 
-        return read_npy(Path(folder))
+        return read_npy(check_path("folder", folder))
 
     def to_npy(self, folder: str | Path) -> None:
         """Write a new folder of .npy files, from which data larger than memory are trained on."""
         from rcdt_agent.data.mapped import write_npy
 
-        write_npy(self, Path(folder))
+        write_npy(self, check_path("folder", folder))
 
     def to_hdf5(self, path: str | Path) -> None:
         """Write a file in DSRL's layout, which `dsrl` reads too; complete or not at all."""
         from rcdt_agent.data.hdf5 import write_hdf5
 
-        write_hdf5(self, Path(path))
+        write_hdf5(self, check_path("path", path))
 
     def to_minari(self, dataset_id: str, **kwargs: Any) -> Any:
         """Write a new local Minari dataset, cost in the infos; arguments as `write_minari`."""
         from rcdt_agent.data.minari import write_minari
 
+        if not isinstance(dataset_id, str):
+            raise InvalidArgumentError(
+                f"`dataset_id` must be a text such as 'plant/log-v0', got {dataset_id!r}."
+            )
         return write_minari(self, dataset_id, **kwargs)
 
     def __len__(self) -> int:
@@ -397,7 +412,11 @@ class TrajectoryDataset:
         self, target_return: float, cost_budget: CostBudget, tolerance: float = 0.05
     ) -> float:
         """Share of trajectories near the target: the paper's alpha_F, estimated from the data."""
+        check_number("target_return", target_return)
+        check_number("tolerance", tolerance, 0)
         wanted = self._in_order("`cost_budget`", cost_budget)
+        for each in np.ravel(wanted).tolist():
+            check_number("cost_budget", each, 0)
         return coverage(self.episode_returns, self.episode_costs, target_return, wanted, tolerance)
 
     def _in_order(self, what: str, values: Any) -> Any:
@@ -419,6 +438,7 @@ class TrajectoryDataset:
         """Theorem 1 with this dataset's coverage and longest episode (constant 1)."""
         from rcdt_agent.losses import alignment_bound
 
+        check_number("epsilon", epsilon, 0)
         alpha = self.coverage(target_return, cost_budget, tolerance)
         return alignment_bound(epsilon, alpha, int(self.lengths.max()))
 
@@ -428,6 +448,8 @@ class TrajectoryDataset:
         Raises:
             DatasetError: Names the file, the key, and both sizes, or the first row outside.
         """
+        check_space("observation_space", observation_space)
+        check_space("action_space", action_space)
         sizes = gym.spaces.flatdim(observation_space), action_width(action_space)
         layout = ObservationLayout.of(observation_space)
         if not same_images(observation_space, self.image_shape):
@@ -468,7 +490,16 @@ class TrajectoryDataset:
 
     def select(self, rows: npt.ArrayLike, *, suffix: str = "selection") -> TrajectoryDataset:
         """A new dataset of the given trajectories, in the given order."""
-        chosen = np.asarray(rows, dtype=np.int64)
+        check_texts(suffix=suffix)
+        given = np.asarray(rows)
+        if given.size and (given.dtype.kind not in "iu" or given.ndim != 1):
+            raise InvalidArgumentError(f"`rows` must be whole numbers (n,), got {rows!r}.")
+        chosen = given.astype(np.int64)
+        beyond = (chosen < -len(self)) | (chosen >= len(self))
+        if beyond.any():
+            raise InvalidArgumentError(
+                f"`rows` must be of {len(self)} trajectories, got {chosen[beyond][0]}."
+            )
         if chosen.size == 0:
             raise DatasetError(f"{self.name}: the selection ({suffix}) holds no trajectory.")
         lengths = self.lengths[chosen]
@@ -502,6 +533,11 @@ class TrajectoryDataset:
 
         `max_cost` of several costs is given by name, of those that are bounded.
         """
+        check_number("min_return", min_return)
+        check_number("max_return", max_return)
+        check_whole("min_length", min_length)
+        for each in max_cost.values() if isinstance(max_cost, Mapping) else (max_cost,):
+            check_number("max_cost", each)
         within = np.ones(len(self), dtype=np.bool_)
         if self.n_costs == 1 or max_cost != np.inf:
             bounds = dict.fromkeys(self.cost_names, np.inf) if self.n_costs > 1 else {}
@@ -529,7 +565,8 @@ class TrajectoryDataset:
         self, fraction: float, *, seed: int = 0
     ) -> tuple[TrajectoryDataset, TrajectoryDataset]:
         """Divide the trajectories at random: `fraction` of them, and the rest."""
-        first = round(len(self) * fraction)
+        check_whole("seed", seed)
+        first = round(len(self) * check_number("fraction", fraction, 0, 1))
         if not 0 < first < len(self):
             raise InvalidArgumentError(
                 f"`fraction` must leave trajectories on both sides, got {fraction} of {len(self)}."

@@ -44,6 +44,8 @@ def read_hdf5(path: Path, cost_names: Sequence[str] | None = None) -> Trajectory
     Raises:
         DatasetError: Whatever is wrong with the file. Nothing outside of it is ever read.
     """
+    if cost_names is not None and not isinstance(cost_names, list | tuple):
+        raise InvalidArgumentError(f"`cost_names` must be a list of texts, got {cost_names!r}.")
     with _opened(path) as file:
         # Each is opened again when it is read: an open dataset holds a cache of its own.
         grouped = _is_group(file, OBSERVATIONS)

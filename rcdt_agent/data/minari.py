@@ -32,6 +32,10 @@ def read_minari(dataset: Any) -> TrajectoryDataset:
             dataset = minari.load_dataset(dataset)
         except (FileNotFoundError, ValueError) as error:
             raise DatasetError(f"{dataset}: no such Minari dataset ({error}).") from error
+    if not hasattr(dataset, "iterate_episodes"):
+        raise InvalidArgumentError(
+            f"`dataset` must be a Minari dataset or the id of one, got {dataset!r}."
+        )
     name = str(dataset.spec.dataset_id)
     keys = (
         "observations", "next_observations", "actions", "rewards", "costs", "terminals", "timeouts",

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray
+from rcdt_agent.arguments import as_floats, check_texts
 from rcdt_agent.costs import in_order
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.images import images_of
@@ -76,27 +77,20 @@ def one_column(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
-def float_rows(values: Any, key: str, name: str) -> npt.NDArray[Any]:
-    """An array of float32.
-
-    Raises:
-        DatasetError: They are not numbers, or not of one shape.
-    """
-    try:
-        return np.asarray(values, dtype=np.float32)
-    except (TypeError, ValueError) as error:
-        raise DatasetError(f"{name}: `{key}` must be numbers of one shape: {error}.") from error
+def observation_rows(values: Any, layout: ObservationLayout | None, where: str) -> npt.NDArray[Any]:
+    """Observations as float32, or of their layout's type: images stay uint8."""
+    if layout is not None and layout.dtype != np.float32:
+        return np.asarray(values, dtype=layout.dtype)
+    return as_floats("observations", values, DatasetError, where)
 
 
 def action_rows(actions: Any, name: str) -> npt.NDArray[Any]:
     """(N, A) float32; discrete actions, which are whole numbers (N,) or (N, k), as int64 (N, k)."""
-    try:
-        array = np.asarray(actions)
-    except ValueError:  # rows of different lengths
-        array = np.empty(0)
-    if array.dtype.kind not in "biu":
-        return float_rows(actions, "actions", name)
-    whole = np.asarray(array, dtype=np.int64)
+    rows = as_floats("actions", actions, DatasetError, f"{name}: ")
+    given = np.asarray(actions)
+    if given.dtype.kind not in "biu":
+        return rows
+    whole = np.asarray(given, dtype=np.int64)
     return whole[:, None] if whole.ndim == 1 else whole
 
 
@@ -110,10 +104,10 @@ def cost_columns(
         InvalidArgumentError: `cost_names` are not those of the mapping.
     """
     if not isinstance(costs, Mapping):
-        return float_rows(costs, "costs", name), cost_names
+        return as_floats("costs", costs, DatasetError, f"{name}: "), cost_names
     names = [str(key) for key in costs] if cost_names is None else cost_names
     given = list(costs.values()) if len(costs) == 1 else in_order("`costs`", costs, names)
-    arrays = [one_column(float_rows(values, "costs", name)) for values in given]
+    arrays = [one_column(as_floats("costs", values, DatasetError, f"{name}: ")) for values in given]
     shapes = {key: array.shape for key, array in zip(costs, arrays, strict=True)}
     if not arrays or len(set(shapes.values())) > 1 or arrays[0].ndim != 1:
         raise DatasetError(f"{name}: `costs` must be as long as each other, got shapes {shapes}.")
@@ -169,7 +163,11 @@ def end_flags(
         DatasetError: None of the three is given, or lengths differ.
     """
     given = {"terminals": terminals, "timeouts": timeouts, "dones": dones}
-    flags = {k: one_column(np.asarray(v) != 0) for k, v in given.items() if v is not None}
+    flags = {
+        key: one_column(as_floats(key, flag, DatasetError, f"{name}: ") != 0)
+        for key, flag in given.items()
+        if flag is not None
+    }
     if not flags:
         raise DatasetError(
             f"{name}: `terminals` and `timeouts`, or `dones`, must say where episodes end."
@@ -197,6 +195,8 @@ def episode_arrays(
     """Arguments of `from_arrays` from a list of episodes, as `from_episodes` describes them."""
     parts: dict[str, list[Any]] = {key: [] for key in (*_FLOATS, "terminals", "timeouts")}
     following: list[Any] = []
+    if not isinstance(episodes, Sequence) or not all(isinstance(e, Mapping) for e in episodes):
+        raise InvalidArgumentError(f"`episodes` must be a list of dicts, got {episodes!r:.80}.")
     for i, episode in enumerate(episodes):
         missing = sorted(set(_FLOATS) - set(episode))
         if missing:
@@ -204,14 +204,14 @@ def episode_arrays(
                 f"{name}: episode {i} lacks {missing}; it holds {sorted(map(str, episode))}."
             )
         costs, cost_names = cost_columns(episode["costs"], cost_names, f"{name}, episode {i}")
+        where = f"{name}, episode {i}: "
         episode, layout = _flat_episode(episode, observation_space, f"{name}, episode {i}")
         if i == 0 and layout is not None:
             observation_space = layout.space
-        dtype = layout.dtype if layout else np.float32
         arrays: dict[str, npt.NDArray[Any]] = {
-            "observations": np.asarray(episode["observations"], dtype=dtype),
-            "rewards": np.asarray(episode["rewards"], dtype=np.float32),
-            "costs": np.asarray(costs, dtype=np.float32),
+            "observations": observation_rows(episode["observations"], layout, where),
+            "rewards": as_floats("rewards", episode["rewards"], DatasetError, where),
+            "costs": as_floats("costs", costs, DatasetError, where),
             "actions": action_rows(episode["actions"], f"{name}, episode {i}"),
         }
         n_steps, seen = len(arrays["actions"]), arrays["observations"]
@@ -219,7 +219,7 @@ def episode_arrays(
             arrays["observations"] = seen[:-1]
             following.append(seen[1:])
         elif "next_observations" in episode:
-            following.append(np.asarray(episode["next_observations"], dtype=dtype))
+            following.append(observation_rows(episode["next_observations"], layout, where))
         for key, array in arrays.items():
             if not n_steps or len(array) != n_steps:
                 raise DatasetError(
@@ -281,6 +281,14 @@ def frame_arrays(
     terminated: str = "terminated",
 ) -> dict[str, Any]:
     """Arguments of `from_arrays` from a data frame, as `from_dataframe` describes it."""
+    if not hasattr(frame, "columns"):
+        raise InvalidArgumentError(
+            f"`frame` must be a data frame of pandas or polars, got {frame!r}."
+        )
+    check_texts(reward=reward, episode=episode, terminated=terminated)
+    for key, names in {"observations": observations, "actions": actions, "cost": cost}.items():
+        if not (names is None or isinstance(names, str | list | tuple)):
+            raise InvalidArgumentError(f"`{key}` must be names of columns, got {names!r}.")
     found = [str(column) for column in frame.columns]
     groups = {
         "observations": observations or [c for c in found if c.startswith("obs")],

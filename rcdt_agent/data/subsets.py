@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from rcdt_agent._types import Float32Array, Int64Array
+from rcdt_agent.base_config import is_number
 from rcdt_agent.errors import InvalidArgumentError
 
 
@@ -23,7 +24,7 @@ def extreme_rows(returns: Float32Array, rho: float) -> Int64Array:
 
 
 def _ranked(returns: Float32Array, rho: float, largest: float) -> tuple[Int64Array, int]:
-    if not 0 < rho <= largest:
-        raise InvalidArgumentError(f"`rho` must be in (0, {largest:g}] percent, got {rho}.")
+    if not is_number(rho) or not 0 < rho <= largest:
+        raise InvalidArgumentError(f"`rho` must be in (0, {largest:g}] percent, got {rho!r}.")
     order = np.argsort(returns, kind="stable")
     return order, math.ceil(len(order) * rho / 100 - 1e-9)

@@ -6,8 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.arguments import as_floats
+from rcdt_agent.base_config import is_number
 from rcdt_agent.costs import ONE_COST, CostBudget, by_name, in_order
 from rcdt_agent.errors import InvalidArgumentError
 
@@ -97,7 +100,7 @@ def observation_rows(observation: Any, shape: tuple[int, ...]) -> tuple[Float32A
     Raises:
         InvalidArgumentError: Wrong shape, or not finite.
     """
-    array = np.asarray(observation, dtype=np.float32)
+    array = as_floats("observation", observation)
     single = array.shape == shape
     if not single and array.shape[1:] != shape:
         raise InvalidArgumentError(
@@ -107,6 +110,38 @@ def observation_rows(observation: Any, shape: tuple[int, ...]) -> tuple[Float32A
     if not np.isfinite(array).all():
         raise InvalidArgumentError(f"`observation` must be finite, got {observation}.")
     return array.reshape(1 if single else len(array), -1), single
+
+
+def check_target_request(target_return: Any) -> None:
+    """Refuse what is neither `auto`, `paper` nor a finite number.
+
+    Raises:
+        InvalidArgumentError: It is not one of them.
+    """
+    known = isinstance(target_return, str) and target_return in ("auto", "paper")
+    if not known and not (is_number(target_return) and np.isfinite(target_return)):
+        raise InvalidArgumentError(
+            f"`target_return` must be 'auto', 'paper' or a finite number, got {target_return!r}."
+        )
+
+
+def check_episode_start(episode_start: Any, n_envs: int) -> npt.NDArray[np.bool_]:
+    """(N,) which episodes begin.
+
+    Raises:
+        InvalidArgumentError: Not as many, or neither True nor False.
+    """
+    given = np.asarray(episode_start)
+    starts = given.reshape(-1)
+    if len(starts) != n_envs:
+        raise InvalidArgumentError(
+            f"`episode_start` must have shape ({n_envs},), got {given.shape}."
+        )
+    if starts.dtype.kind not in "biuf" or not np.isin(starts, (0, 1)).all():
+        raise InvalidArgumentError(
+            f"`episode_start` must be True or False for each environment, got {episode_start!r}."
+        )
+    return starts.astype(np.bool_)
 
 
 def _numbers(values: Any) -> Float64Array | None:

@@ -24,6 +24,7 @@ from rcdt_agent.data.frontier import (
     ReturnToGoTable,
     table_from_dict,
 )
+from rcdt_agent.deploy.checks import check_target_request
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.stats import bootstrap_means
@@ -107,6 +108,7 @@ class Conditioning:
             InvalidArgumentError: Unknown word, no published table, not a finite number, or the
                 policy is not told a return.
         """
+        check_target_request(request)
         if request == "auto":
             token = self.token(cost_budget)
             return self.outcomes.target_return(token if token.ndim else float(token), self.quantile)
@@ -121,10 +123,6 @@ class Conditioning:
             refuse_several(self.cost_names, "`target_return='paper'`")
             budgets, targets = zip(*self.published, strict=True)
             return float(np.interp(np.asarray(cost_budget), budgets, targets))
-        if isinstance(request, str) or not np.isfinite(request):
-            raise InvalidArgumentError(
-                f"`target_return` must be 'auto', 'paper' or a finite number, got {request!r}."
-            )
         return float(request)
 
     def targets(self, state: AgentState) -> tuple[Float32Array, Float32Array]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from rcdt_agent._types import BoolArray, Float32Array
+from rcdt_agent._types import BoolArray, Float32Array, Float64Array
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -20,16 +20,16 @@ class RollingWindow:
         clock: Step of such an episode from which that many are left.
     """
 
-    before: Float32Array
+    before: Float64Array
     horizon: int
     clock: int
 
     @classmethod
-    def begin(cls, total_cost: Float32Array, steps: int, episode_length: int) -> RollingWindow:
+    def begin(cls, total_cost: Float64Array, steps: int, episode_length: int) -> RollingWindow:
         """A window of `steps` in which all that was spent so far, (N,) or (N, m), counts."""
         horizon = min(steps, episode_length)
         n_envs, *per_cost = total_cost.shape
-        before = np.zeros((n_envs, steps, *per_cost), dtype=np.float32)
+        before = np.zeros((n_envs, steps, *per_cost))
         return cls(before=before, horizon=horizon, clock=episode_length - horizon)
 
     @property
@@ -37,7 +37,7 @@ class RollingWindow:
         """P, the steps of the window."""
         return self.before.shape[1]
 
-    def push(self, total_cost: Float32Array) -> RollingWindow:
+    def push(self, total_cost: Float64Array) -> RollingWindow:
         """Move on to the next step, before which `total_cost` (N,) or (N, m) was spent."""
         before = np.concatenate((self.before[:, 1:], total_cost[:, None]), axis=1)
         return replace(self, before=before)
@@ -46,11 +46,11 @@ class RollingWindow:
         """Nothing was spent where `keep` (N,) is False: new episodes begin there."""
         return replace(self, before=self.before * keep.reshape(-1, *[1] * (self.before.ndim - 1)))
 
-    def spent(self, total_cost: Float32Array) -> Float32Array:
+    def spent(self, total_cost: Float64Array) -> Float64Array:
         """(N,) or (N, m) what was spent within the window that ends at the present step."""
         return total_cost - self.before[:, 0]
 
-    def allowance(self, budget: Float32Array, total_cost: Float32Array) -> Float32Array:
+    def allowance(self, budget: Float32Array, total_cost: Float64Array) -> Float32Array:
         """(N,) or (N, m) what the next `horizon` steps may spend at an even pace.
 
         The next j steps may spend the budget less what is still in the window at the last of them.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import BoolArray, Float32Array, Int64Array
+from rcdt_agent._types import BoolArray, Float32Array, Float64Array, Int64Array
 from rcdt_agent.action_range import ActionRange
+from rcdt_agent.arguments import as_floats
 from rcdt_agent.costs import ONE_COST, in_order
+from rcdt_agent.deploy.checks import check_episode_start
 from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
     import torch
 
     from rcdt_agent.model import Window
+
+
+Floats = Float32Array | Float64Array
 
 
 class StateUse:
@@ -67,12 +72,12 @@ class AgentState:
 
     obs: npt.NDArray[Any]
     actions: Float32Array
-    earned: Float32Array
-    spent: Float32Array
+    earned: Float64Array
+    spent: Float64Array
     steps: Int64Array
     skipped: Int64Array
-    total_return: Float32Array
-    total_cost: Float32Array
+    total_return: Float64Array
+    total_cost: Float64Array
     target_return: Float32Array
     cost_budget: Float32Array
     awaiting: BoolArray
@@ -101,8 +106,10 @@ class AgentState:
         """Episodes about to start."""
         per_cost = () if len(cost_names) == 1 else (len(cost_names),)
 
-        def zeros(*shape: int) -> Float32Array:
-            return np.zeros((n_envs, *shape), dtype=np.float32)
+        def zeros(*shape: int, dtype: Any = np.float32) -> npt.NDArray[Any]:
+            return np.zeros((n_envs, *shape), dtype=dtype)
+
+        sums = partial(zeros, dtype=np.float64)  # on a plant that never resets they grow for ever
 
         def each(values: npt.ArrayLike, *shape: int) -> Float32Array:
             return np.broadcast_to(np.asarray(values, dtype=np.float32), (n_envs, *shape)).copy()
@@ -110,12 +117,12 @@ class AgentState:
         return cls(
             obs=np.zeros((n_envs, context_length, observation_size), dtype=observation_dtype),
             actions=zeros(context_length, action_size),
-            earned=zeros(context_length),
-            spent=zeros(context_length, *per_cost),
+            earned=sums(context_length),
+            spent=sums(context_length, *per_cost),
             steps=np.zeros(n_envs, dtype=np.int64),
             skipped=np.zeros(n_envs, dtype=np.int64),
-            total_return=zeros(),
-            total_cost=zeros(*per_cost),
+            total_return=sums(),
+            total_cost=sums(*per_cost),
             target_return=each(target_return),
             cost_budget=each(cost_budget, *per_cost),
             awaiting=np.zeros(n_envs, dtype=np.bool_),
@@ -138,14 +145,15 @@ class AgentState:
     @property
     def return_to_go(self) -> Float32Array:
         """(N,) what is left to earn."""
-        return self.target_return - self.total_return
+        return (self.target_return - self.total_return).astype(np.float32)
 
     @property
     def cost_to_go(self) -> Float32Array:
         """(N,) or (N, m) what is left to spend; below zero once the budget is exceeded."""
+        spent = self.total_cost
         if self.rolling is not None:
-            return self.cost_budget - self.rolling.spent(self.total_cost)
-        return self.cost_budget - self.total_cost
+            spent = self.rolling.spent(spent)
+        return (self.cost_budget - spent).astype(np.float32)
 
     @property
     def clock(self) -> Int64Array:
@@ -194,7 +202,7 @@ class AgentState:
     def _with_action_done(self, action: npt.ArrayLike) -> AgentState:
         """Note the actions that were really done at the present step."""
         size = self.actions.shape[-1]
-        done = _floats(action)
+        done = as_floats("action", action)
         if done.size != self.n_envs * size or not np.isfinite(done).all():
             raise InvalidArgumentError(
                 f"`action` must be finite and of shape ({self.n_envs}, {size}), got {action!r}."
@@ -210,11 +218,7 @@ class AgentState:
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
-        chosen = np.asarray(which, dtype=np.bool_).reshape(-1)
-        if len(chosen) != self.n_envs:
-            raise InvalidArgumentError(
-                f"`episode_start` must have shape ({self.n_envs},), got {np.shape(which)}."
-            )
+        chosen = check_episode_start(which, self.n_envs)
         if not chosen.any():
             return self
         keep = ~chosen
@@ -279,8 +283,8 @@ class AgentState:
         return replace(
             self,
             skipped=np.where(taken_over, episode_step, self.skipped).astype(np.int64),
-            total_return=total_return,
-            total_cost=total_cost,
+            total_return=total_return.astype(np.float64),
+            total_cost=total_cost.astype(np.float64),
             awaiting=np.zeros_like(self.awaiting),
         )
 
@@ -305,7 +309,7 @@ class AgentState:
             rows, place = slice(None), int(place[0])
         all_full, none_full = bool(full.all()), not full.any()
 
-        def shifted(values: npt.NDArray[Any], newest: npt.NDArray[Any] | float) -> npt.NDArray[Any]:
+        def shifted(values: npt.NDArray[Any], newest: npt.ArrayLike) -> npt.NDArray[Any]:
             moved = np.empty_like(values)
             if none_full:
                 moved[:] = values
@@ -369,7 +373,7 @@ class AgentState:
         return self._to_go(self.cost_budget, self.spent)
 
     def tokens(
-        self, target_return: Float32Array, cost_budget: Float32Array
+        self, target_return: Floats, cost_budget: Floats
     ) -> tuple[Float32Array, Float32Array]:
         """RTG and CTG of the window (N, K) for targets (N,); zero for padding.
 
@@ -378,7 +382,7 @@ class AgentState:
         return self._to_go(target_return, self.earned), self._to_go(cost_budget, self.spent)
 
     def window_arrays(
-        self, target_return: Float32Array, cost_budget: Float32Array
+        self, target_return: Floats, cost_budget: Floats
     ) -> dict[str, npt.NDArray[Any]]:
         """The fields of a `Window` for targets (N,), each (N, K, ...)."""
         rtg, ctg = self.tokens(target_return, cost_budget)
@@ -391,9 +395,7 @@ class AgentState:
             "mask": np.arange(self.obs.shape[1]) <= self.position[:, None],
         }
 
-    def window(
-        self, target_return: Float32Array, cost_budget: Float32Array, device: torch.device
-    ) -> Window:
+    def window(self, target_return: Floats, cost_budget: Floats, device: torch.device) -> Window:
         """What the policy network sees, without columns that are padding everywhere."""
         import torch
 
@@ -403,7 +405,7 @@ class AgentState:
         arrays = self.window_arrays(target_return, cost_budget)
         return Window(**{k: torch.from_numpy(v[:, :used]).to(device) for k, v in arrays.items()})
 
-    def _to_go(self, target: Float32Array, before: Float32Array) -> Float32Array:
+    def _to_go(self, target: Floats, before: Float64Array) -> Float32Array:
         real = np.arange(before.shape[1]) <= self.position[:, None]
         real = real.reshape(*real.shape, *[1] * (before.ndim - 2))
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
@@ -415,7 +417,7 @@ class AgentState:
             return np.stack([self._outcome("cost", value) for value in values], axis=-1)
         if len(self.cost_names) == 1:
             return self._outcome("cost", cost)
-        array = _floats(cost)
+        array = as_floats("cost", cost)
         if array.shape != self.total_cost.shape or not np.isfinite(array).all():
             raise InvalidArgumentError(
                 f"`cost` must be a dict with each of {', '.join(self.cost_names)}, or finite and "
@@ -424,7 +426,7 @@ class AgentState:
         return array
 
     def _outcome(self, name: str, values: npt.ArrayLike) -> Float32Array:
-        array = _floats(values)
+        array = as_floats(name, values)
         if array.size not in (1, self.n_envs) or array.ndim > 1:
             raise InvalidArgumentError(
                 f"`{name}` must be a number or have shape ({self.n_envs},), got {array.shape}."

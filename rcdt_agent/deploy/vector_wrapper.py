@@ -10,9 +10,9 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent.costs import ONE_COST, check_cost_names
+from rcdt_agent.costs import ONE_COST, named_costs
 from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION, facts_space, own_targets
-from rcdt_agent.env_step import CostFunction, CostKey, cost_in, step_cost
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, cost_in, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout, pick
 
@@ -70,8 +70,9 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         Raises:
             InvalidArgumentError: Not a vector environment, or its observations are no arrays.
         """
+        check_cost_source(cost_key, cost_fn)
         super().__init__(env)
-        self.cost_names = check_cost_names(cost_names, len(cost_names))
+        self.cost_names = named_costs(cost_names)
         self._per_cost = () if len(cost_names) == 1 else (len(cost_names),)
         self.single_observation_space = facts_space(
             env.single_observation_space, len(self.cost_names)

@@ -13,9 +13,9 @@ import gymnasium as gym
 import numpy as np
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.costs import ONE_COST, CostBudget, by_name, check_cost_names
+from rcdt_agent.costs import ONE_COST, CostBudget, by_name, named_costs
 from rcdt_agent.deploy.checks import check_budgets, check_targets
-from rcdt_agent.env_step import CostFunction, CostKey, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, read_step
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
 
@@ -84,6 +84,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
                 f"`VectorReturnCostTokens(env)` wraps Gymnasium's vector environments; wrap each "
                 f"environment of a stable-baselines3 `VecEnv` before it is made."
             )
+        check_cost_source(cost_key, cost_fn)
         gym.utils.RecordConstructorArgs.__init__(
             self,
             target_return=target_return,
@@ -93,7 +94,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             cost_names=cost_names,
         )
         super().__init__(env)
-        self.cost_names = check_cost_names(cost_names, len(cost_names))
+        self.cost_names = named_costs(cost_names)
         self.observation_space = facts_space(env.observation_space, len(self.cost_names))
         self._layout = ObservationLayout.of(env.observation_space)
         self.cost_key = cost_key

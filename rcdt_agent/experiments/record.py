@@ -14,13 +14,14 @@ from PIL import Image
 
 from rcdt_agent._io import atomic_write
 from rcdt_agent.algorithms.agent import Agent
+from rcdt_agent.arguments import check_flags, check_number, check_path, check_whole
 from rcdt_agent.costs import by_name
 from rcdt_agent.deploy.checks import check_budgets
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.env_step import CostFunction, CostKey, step_cost
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, step_cost
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import EnvSource, SeededEpisodes
-from rcdt_agent.evaluation import Budgets, task_budgets
+from rcdt_agent.evaluation import Budgets, check_agent, task_budgets
 from rcdt_agent.experiments.panels import (
     FAINT,
     INK,
@@ -107,7 +108,10 @@ def record_episodes(
         InvalidArgumentError: An argument breaks its rule, or the environment does not render.
         SimulatorError: The simulator or its renderer is missing; says what to install.
     """
-    path = check_ending(path)
+    check_agent(agent)
+    path = check_ending(check_path("path", path))
+    check_cost_source(cost_key, cost_fn)
+    check_flags(deterministic=deterministic, progress_bar=progress_bar)
     _check_numbers(path, fps, every, width, seed)
     chosen = task_budgets(agent, budgets)
     if not len(chosen):
@@ -264,16 +268,15 @@ def check_ending(path: str | Path) -> Path:
 
 
 def _check_numbers(path: Path, fps: float, every: int | None, width: int, seed: int) -> None:
-    if not (math.isfinite(fps) and fps > 0):
+    if not (check_number("fps", fps) > 0 and math.isfinite(fps)):
         raise InvalidArgumentError(f"`fps` must be > 0, got {fps}.")
     if path.suffix.lower() == ".gif" and fps > _FASTEST_GIF:
         raise InvalidArgumentError(f"`fps` must be <= {_FASTEST_GIF} for a GIF, got {fps}.")
-    if every is not None and every < 1:
-        raise InvalidArgumentError(f"`every` must be >= 1, got {every}.")
-    if not 80 <= width <= 1920:
+    if every is not None:
+        check_whole("every", every, 1)
+    if not 80 <= check_whole("width", width) <= 1920:
         raise InvalidArgumentError(f"`width` must be from 80 to 1920 pixels, got {width}.")
-    if seed < 0:
-        raise InvalidArgumentError(f"`seed` must be >= 0, got {seed}.")
+    check_whole("seed", seed)
 
 
 def write_gif(path: Path, frames: Sequence[Picture] | _Frames, fps: float) -> None:

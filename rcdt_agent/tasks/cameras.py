@@ -189,10 +189,13 @@ def filmed(env: str | Env | Callable[[], Env], width: int) -> tuple[Env, Camera]
         InvalidArgumentError: It is no environment, or one that does not render.
         SimulatorError: The simulator is not installed, or its renderer does not start.
     """
-    made = _make(env) if isinstance(env, str) else env if isinstance(env, gym.Env) else env()
+    made = _make(env) if isinstance(env, str) else env if isinstance(env, gym.Env) else None
+    if made is None and callable(env):
+        made = env()
     if not isinstance(made, gym.Env):
         raise InvalidArgumentError(
-            f"`env` must be an id, an environment or a function that makes one, got {made!r}."
+            f"`env` must be an id, an environment or a function that makes one, got "
+            f"{made or env!r}."
         )
     inner = made.unwrapped
     if isinstance(inner, SpeedLimitEnv):

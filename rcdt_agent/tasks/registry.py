@@ -225,6 +225,8 @@ def get_task(task_id: str | Task) -> Task:
     """
     if isinstance(task_id, Task):
         return task_id
+    if not isinstance(task_id, str):
+        raise UnknownTaskError(f"`task` must be the id of a task, got {task_id!r}.")
     task = _BY_SPELLING.get(task_id.strip().lower())
     if task is None:
         nearest = _nearest_ids(task_id)

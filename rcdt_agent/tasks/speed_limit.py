@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.arguments import check_number, check_whole
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.registry import SPEED_LIMIT
 
@@ -209,8 +210,9 @@ def record_drivers(
         seed: Of all that is drawn.
         heedless: Share of drivers who do not see the zone at all.
     """
-    if episodes < 1:
-        raise InvalidArgumentError(f"`episodes` must be >= 1, got {episodes}.")
+    check_whole("episodes", episodes, 1)
+    check_whole("seed", seed)
+    check_number("heedless", heedless, 0, 1)
     rng = np.random.default_rng(seed)
     speed = rng.choice(START_SPEEDS, episodes)
     zone_start = rng.choice(ZONE_STARTS, episodes)
