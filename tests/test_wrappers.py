@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -302,3 +304,13 @@ def test_a_partial_reset_never_refills_another_environments_budget(mode):
     partial = hasattr(gym.vector, "AutoresetMode")
     assert obs["episode_cost"].ravel().tolist() == [0.0, 1.5 if partial else 0.0]
     assert obs["episode_step"].ravel().tolist() == [0.0, 3.0 if partial else 0.0]
+
+
+def test_a_refused_vector_wrapper_leaves_its_environments_running():
+    envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV_ID)] * 2)
+    with pytest.raises(InvalidArgumentError, match="`cost_budget`"):
+        VectorReturnCostTokens(envs, cost_budget="ten")
+    gc.collect()
+    assert not envs.closed
+    assert envs.reset(seed=0)[0].shape[0] == 2
+    envs.close()

@@ -90,6 +90,9 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self._ended = np.zeros(env.num_envs, dtype=np.bool_)
         self._obs: Any = None
 
+    def __del__(self) -> None:
+        """Leave the environment running: it closes itself, and a refused wrapper must not."""
+
     def set_targets(
         self,
         target_return: npt.ArrayLike | None,
