@@ -169,7 +169,7 @@ def preset_config(
         InvalidArgumentError: Unknown preset or field, or a value outside its rule.
     """
     name = resolve_preset(preset)
-    if name not in presets:
+    if not isinstance(name, str) or name not in presets:
         names = (AUTO_PRESET, *presets)
         raise InvalidArgumentError(f"`preset` must be one of {names}, got {preset!r}.")
     values = dict(presets[name])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import yaml
@@ -33,6 +35,24 @@ def test_every_supported_python_is_tested():
     versions = matrix["jobs"]["test"]["strategy"]["matrix"]["python"]
     assert versions == ["3.10", "3.11", "3.12"]
     assert 'requires-python = ">=3.10,<3.13"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_supported_versions_are_stated():
+    page = (ROOT / "docs/installation.md").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    for package, oldest in re.findall(
+        r'^  "(torch|numpy|gymnasium|stable-baselines3)>=([\d.]+)', project, flags=re.MULTILINE
+    ):
+        assert re.search(rf"^\| {package} \| {re.escape(oldest)} \|", page, re.MULTILINE), package
+
+
+def test_pre_commit_hooks_are_valid():
+    path = ROOT / ".pre-commit-config.yaml"
+    command = [sys.executable, "-m", "pre_commit", "validate-config", str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (repo,) = yaml.safe_load(path.read_text())["repos"]
+    assert [hook["id"] for hook in repo["hooks"]] == ["ruff-format", "ruff", "mypy"]
 
 
 def test_the_citation_is_of_this_version():

@@ -85,6 +85,40 @@ def test_the_source_archive_can_be_built_from(built):
     assert {f"rcdt_agent/experiments/{n}" for n in ("report.html", "dashboard.js")} <= names
 
 
+def test_the_source_archive_holds_what_its_tests_need(built):
+    _, archive = built
+    with tarfile.open(archive) as tar:
+        names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
+    tracked = run("git", "-C", ROOT, "ls-files", "tests", "docs", "examples", "*.md", "Makefile")
+    assert set(tracked.split()) <= names
+    assert {"CITATION.cff", "mkdocs.yml", ".github/workflows/tests.yml"} <= names
+    assert not [name for name in names if name.endswith((".pyc", ".so", ".zip"))]
+
+
+def test_both_archives_are_small(built):
+    """Most of it is the demo's data, 3.9 MB, and in the source archive the pictures of the docs."""
+    wheel, archive = built
+    assert wheel.stat().st_size < 5_000_000
+    assert archive.stat().st_size < 7_000_000
+
+
+def test_twine_finds_nothing_wrong(built):
+    said = run(sys.executable, "-m", "twine", "--no-color", "check", "--strict", *built)
+    assert said.count("PASSED") == 2 and "warning" not in said.lower()
+
+
+def test_metadata_state_licence_and_versions(built):
+    wheel, _ = built
+    with zipfile.ZipFile(wheel) as archive:
+        metadata = archive.read(f"rcdt_agent-{__version__}.dist-info/METADATA").decode()
+    lines = metadata.splitlines()
+    assert "License-Expression: MIT" in lines
+    assert "Requires-Python: <3.13,>=3.10" in lines
+    for minor in (10, 11, 12):
+        assert f"Classifier: Programming Language :: Python :: 3.{minor}" in lines
+    assert not re.findall(r"^Requires-Dist: [^;]*@", metadata, flags=re.MULTILINE)  # no addresses
+
+
 def test_installed_away_from_the_repository(built, tmp_path):
     """A new environment that shares only the dependencies: the package comes from the wheel."""
     wheel, _ = built

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from rcdt_agent._io import read_json, write_text
+from rcdt_agent._io import write_text
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.experiments.sources import AnyAlgorithm
+from rcdt_agent.experiments.stored import read_estimates, read_evaluation
 from rcdt_agent.offline_evaluation import OfflineReport
 from rcdt_agent.tasks.registry import get_task
 
@@ -135,11 +136,11 @@ def add_to_report(run: Run, agent: AnyAlgorithm, report: BudgetReport) -> Path:
         The file written.
     """
     path = run.report
-    old = read_json(path)
+    old = read_evaluation(path)
     home = agent.task.id if agent.task else old["env"] if old else report.env
     if report.env != home:
         path = path.with_name(f"report-{re.sub(r'[^A-Za-z0-9.]+', '-', report.env)}.json")
-        old = read_json(path)
+        old = read_evaluation(path)
     digest = agent_digest(run)
     new: dict[str, Any] = {**json.loads(report.to_json()), "agent_sha256": digest}
     results = {_key(entry): {**entry, "seed": report.seed} for entry in new["results"]}
@@ -172,7 +173,7 @@ def write_offline(run: Run, report: OfflineReport) -> Path:
 
 def read_offline(run: Run) -> dict[str, Any] | None:
     """What `write_offline` kept, if the agent is still the one that was estimated."""
-    found = read_json(run.offline)
+    found = read_estimates(run.offline)
     return found if found is not None and found.get("agent_sha256") == agent_digest(run) else None
 
 

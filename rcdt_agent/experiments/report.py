@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rcdt_agent._io import atomic_write, read_json
+from rcdt_agent._io import atomic_write
 from rcdt_agent._types import Float32Array
 from rcdt_agent.algorithms import RCDT, get_algorithm
 from rcdt_agent.base_config import BaseConfig
@@ -28,6 +28,7 @@ from rcdt_agent.experiments.evaluate import read_offline
 from rcdt_agent.experiments.page import escape_prose, escape_text, html_figure, html_table
 from rcdt_agent.experiments.runs import Run, RunOptions
 from rcdt_agent.experiments.sources import AnyAlgorithm
+from rcdt_agent.experiments.stored import read_evaluation
 from rcdt_agent.plots import (
     learning_curves,
     page_style,
@@ -104,7 +105,7 @@ def current_dashboard(run: Run) -> Path:
 def draw_run(run: Run) -> list[Path]:
     """Write the plots of a run: learning curves, and the agent on the data's frontier."""
     written = []
-    log, results = run.log(), read_json(run.report)
+    log, results = run.log(), read_evaluation(run.report)
     if log:
         written.append(run.folder / "curves.png")
         save_figure(plot_learning_curves(log), written[-1])
@@ -152,7 +153,7 @@ def _read(run: Run) -> _Contents:
         agent=agent,
         versions=meta["versions"],
         log=run.log(),
-        results=read_json(run.report),
+        results=read_evaluation(run.report),
         offline=read_offline(run),
     )
 

@@ -14,6 +14,7 @@ from rcdt_agent import distributed
 from rcdt_agent._io import read_json, write_json
 from rcdt_agent.algorithms import get_algorithm, load_agent
 from rcdt_agent.algorithms.budgets import BudgetConditioned
+from rcdt_agent.arguments import check_texts, check_whole
 from rcdt_agent.base_config import BaseConfig
 from rcdt_agent.callbacks import LatestCheckpoint
 from rcdt_agent.config import Config
@@ -56,8 +57,15 @@ class RunOptions:
         """Refuse values outside their rules before anything is trained."""
         for name in ("checkpoint_every", "episodes"):
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgumentError(f"`{name}` must be >= 1, got {value}.")
+            if value is not None:
+                check_whole(name, value, 1)
+        check_whole("seed", self.seed)
+        check_texts(
+            data=self.data, algorithm=self.algorithm, device=self.device, preset=self.preset,
+            command=self.command, env=self.env,
+        )  # fmt: skip
+        if self.preset is not None:
+            get_algorithm(self.algorithm).make_config(self.preset)  # refuses an unknown one
 
     @property
     def method(self) -> str:
