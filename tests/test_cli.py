@@ -195,8 +195,11 @@ def test_install_refuses_nonsense(tmp_path):
     [
         (["train", "SpeedLimit", "--output", "/proc/foo"], "`output` must be a file that can be"),
         (["train", "SpeedLimit", "--output", "taken"], "(Not a directory)"),
-        (["train", "SpeedLimit", "--episodes", "0"], "`episodes` must be a whole number >= 1, got 0."),
-        (["train", "SpeedLimit", "--checkpoint-every", "0"], "`checkpoint_every` must be a whole number >= 1"),
+        (["train", "SpeedLimit", "--episodes", "0"], "`episodes` must be a whole number >= 1, got"),
+        (
+            ["train", "SpeedLimit", "--checkpoint-every", "0"],
+            "`checkpoint_every` must be a whole number >= 1",
+        ),
         (["train", "--resume", "damaged"], "damaged/run.json does not describe a run ("),
         (["inspect", "data.hdf5", "--output", "/proc/foo/a.png"], "got /proc/foo/a.png (No such"),
         (["inspect", "data.hdf5", "--budgets", "-5"], "`budgets` must be >= 0, got -5."),
