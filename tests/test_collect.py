@@ -25,7 +25,9 @@ from rcdt_agent.collect import (
     make_controller,
     read_parts,
 )
-from rcdt_agent.collect.navigation import around, reach_for, share_of_pass
+from rcdt_agent.collect.driving import affordable_speed
+from rcdt_agent.collect.navigation import around, caution, reach_for, share_of_pass
+from rcdt_agent.collect.rounding import round_mantissa
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.tasks.registry import get_task
@@ -235,6 +237,41 @@ def test_balance_refuses():
         balanced_rows([1.0], [1.0, 2.0], per_cell=1)
 
 
+# Rounding
+
+
+def test_rounding_by_hand():
+    # Three bits after the leading one: steps of 1/8 in [1, 2), of 1/4 in [2, 4).
+    values = np.array([0.0, 1.0, -1.07, 1.2, 2.1, 2.2, 1.99], dtype=np.float32)
+    expected = [0.0, 1.0, -1.125, 1.25, 2.0, 2.25, 2.0]
+    rounded = round_mantissa(values, 3)
+    assert rounded.dtype == np.float32
+    np.testing.assert_array_equal(rounded, np.array(expected, dtype=np.float32))
+    many = np.random.default_rng(0).normal(size=1000).astype(np.float32)
+    assert (np.abs(round_mantissa(many, 8) - many) <= 2.0**-9 * np.abs(many)).all()
+    np.testing.assert_array_equal(round_mantissa(many, 23), many)
+
+
+def test_a_rounded_collection_differs_in_its_observations_alone(tmp_path):
+    class Noisy(Line):
+        def step(self, action):
+            obs, *rest = super().step(action)
+            obs[0] += 0.1 * self.np_random.normal()
+            return obs, *rest
+
+    settings = {"steps": 2000, "behaviour": "random", "per_cell": None}
+    exact = collect_dataset(Noisy, tmp_path / "a.hdf5", **settings)
+    data = collect_dataset(Noisy, tmp_path / "b.hdf5", round_observations=6, **settings)
+    for name in ("observations", "final_observations"):
+        np.testing.assert_array_equal(getattr(data, name), round_mantissa(getattr(exact, name), 6))
+    for name in ("actions", "rewards", "costs", "offsets", "terminated"):
+        np.testing.assert_array_equal(getattr(data, name), getattr(exact, name))
+    assert not np.array_equal(data.observations, exact.observations)
+    assert_same(TrajectoryDataset.from_hdf5(tmp_path / "b.hdf5"), data)
+    sizes = [(tmp_path / name).stat().st_size for name in ("a.hdf5", "b.hdf5")]
+    assert sizes[1] < 0.8 * sizes[0]
+
+
 # Collection in an environment of one's own
 
 
@@ -364,6 +401,8 @@ def test_arguments_are_checked(tmp_path):
         ({"penalties": ()}, "`penalties` must be"),
         ({"seed": -1}, "`seed` must be >= 0, got -1"),
         ({"per_cell": 0}, "`per_cell` must be >= 1, got 0"),
+        ({"round_observations": 0}, "`round_observations` must be 1 .. 23, got 0"),
+        ({"round_observations": 24}, "`round_observations` must be 1 .. 23, got 24"),
         ({"behaviour": "idm"}, "idm drives MetaDrive's tasks only, not an environment of your own"),
         ({"behaviour": "magic"}, "`behaviour` must be one of .*, got 'magic'"),
         ({"behaviour": "scripted"}, "scripted drives BallRun, .*, not an environment"),
@@ -410,6 +449,15 @@ def test_an_allowance_is_divided_among_the_passes_to_come():
     assert share_of_pass(30.0, seconds=0.1, **settings) == 30.0  # the last pass may spend it all
     # Out and back in 20 steps of 0.1 s: 1 s each way at 4 m/s^2 is 2 m.
     assert reach_for(20.0, braking=4.0, step_seconds=0.1) == pytest.approx(2.0)
+
+
+def test_drivers_of_a_small_allowance_are_slow():
+    assert [caution(cost) for cost in (0.0, 60.0, 120.0, np.inf)] == pytest.approx([0.4, 0.7, 1, 1])
+    # 20 over 500 steps is 0.04 a step, 4 km/h above the free 10; at three times the haste 12.
+    assert affordable_speed(20.0, 500) == pytest.approx(14.0)
+    assert affordable_speed(20.0, 500, haste=3.0) == pytest.approx(22.0)
+    assert affordable_speed(-3.0, 500) == 10.0
+    assert affordable_speed(20.0, 1) == 80.0
 
 
 def test_example(tmp_path, capsys):
@@ -517,6 +565,31 @@ def test_navigation_with_scripted_drivers(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.simulator
+@pytest.mark.safety_gymnasium
+def test_return_has_its_price_on_the_circle():
+    from rcdt_agent.tasks.simulators import make_env
+
+    env = TrajectoryRecorder(make_env("PointCircle1"))
+    controller = make_controller("scripted", get_task("PointCircle1"))
+    best = {40.0: [], 80.0: [], 300.0: []}  # returns within each cost
+    for episode in range(16):
+        rng = np.random.default_rng([0, episode, 0])
+        obs, _ = env.reset(seed=int(rng.integers(2**31)))
+        controller.begin(env, rng)
+        if not controller._skilled:
+            continue
+        for _ in range(500):
+            obs, _, _, _, info = env.step(controller.act(obs))
+        trajectory = info["trajectory"]
+        for limit, returns in best.items():
+            if trajectory.episode_cost <= limit:
+                returns.append(trajectory.episode_return)
+    env.close()
+    assert 1.05 * max(best[40.0]) < max(best[80.0]) < 0.9 * max(best[300.0])
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
 def test_ppo_in_other_processes_records_the_same(tmp_path):
     settings = {"behaviour": "ppo", "steps": 800, "penalties": (0.0, 1.0), "n_envs": 2}
     here = collect_dataset("BallRun", tmp_path / "a.hdf5", per_cell=None, **settings)
@@ -551,6 +624,41 @@ def test_metadrive_with_idm(tmp_path):
     assert len(data) >= 2
     assert data.episode_returns.max() > 100  # it gets somewhere
     assert_dsrl_reads(tmp_path / "data.hdf5", data)
+
+
+PLANNED = """
+import numpy as np
+from rcdt_agent.collect import TrajectoryRecorder, make_controller
+from rcdt_agent.tasks.registry import get_task
+from rcdt_agent.tasks.simulators import make_env
+
+env = TrajectoryRecorder(make_env("easysparse"))
+controller = make_controller("idm", get_task("easysparse"))
+for allowance in (5.0, 30.0):
+    obs, _ = env.reset(seed=1)
+    controller.begin(env, np.random.default_rng(1))
+    controller._plans, controller._allowance, controller._noise = True, allowance, np.zeros(2)
+    controller._awake = 1000
+    done = False
+    while not done:
+        obs, _, terminated, truncated, info = env.step(controller.act(obs))
+        done = terminated or truncated
+    print(info["trajectory"].episode_cost, info["trajectory"].episode_return)
+env.close()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.simulator
+def test_distance_has_its_price_in_metadrive():
+    said = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLANNED], check=True, capture_output=True, text=True
+    ).stdout
+    (low_cost, low_return), (high_cost, high_return) = [
+        tuple(map(float, line.split())) for line in said.splitlines()[-2:]
+    ]
+    assert abs(low_cost - 5.0) < 1.0 and abs(high_cost - 30.0) < 1.0
+    assert low_return + 50 < high_return  # 25 of cost are 2500 km/h steps, 69 m
 
 
 def wait_for(path, process, seconds=60):

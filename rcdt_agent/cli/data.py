@@ -114,6 +114,7 @@ def collect(
     seed: int = 0,
     per_cell: Annotated[int | None, tyro.conf.arg(metavar="INT|None")] = 6,
     max_trajectories: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None,
+    round_observations: Annotated[int | None, tyro.conf.arg(metavar="BITS")] = None,
     resume: bool = False,
 ) -> int:
     """Collect a dataset of one's own in a task's simulator, in DSRL's layout.
@@ -132,6 +133,7 @@ def collect(
         seed: The same seed gives the same dataset.
         per_cell: Most trajectories in a cell of a 40 x 50 return-cost grid; None keeps all.
         max_trajectories: Most trajectories in the file, drawn at random.
+        round_observations: Mantissa bits that observations keep (1 to 23), for a smaller file.
         resume: Continue an interrupted collection; say the same arguments again.
     """
     from rcdt_agent.collect import collect_dataset, default_behaviour
@@ -145,6 +147,7 @@ def collect(
         "seed": seed,
         "per_cell": per_cell,
         "max_trajectories": max_trajectories,
+        "round_observations": round_observations,
     }
     try:
         dataset = collect_dataset(

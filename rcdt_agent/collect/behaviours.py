@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.collect.driving import IDMController
 from rcdt_agent.collect.navigation import (
     NAVIGATION_TASKS,
     NavigationController,
@@ -242,34 +243,3 @@ class ScriptedController:
         ahead = velocity @ [np.cos(heading), np.sin(heading)]
         throttle = 0.33 * speed + self._gain * (speed - ahead)
         return np.array([-throttle, -2.0 * turn])
-
-
-class IDMController:
-    """MetaDrive's built-in driver, which keeps its distance, at a speed and with noise of ours."""
-
-    def begin(self, env: gym.Env[Any, Any], rng: np.random.Generator) -> None:
-        """Hand the car to a new driver with a target speed of its own, 3 to 80 km/h."""
-        from metadrive.policy.idm_policy import IDMPolicy
-
-        simulator: Any = env.unwrapped.simulator  # type: ignore[attr-defined]
-        self._rng = rng
-        self._policy = IDMPolicy(simulator.agent, int(rng.integers(2**31)))
-        self._policy.disable_idm_deceleration = bool(rng.random() < 0.2)  # reckless: never brakes
-        self._noise = np.array([0.2, 1.0]) * rng.choice([0.0, 0.1, 0.3, 0.6])
-        self._fickle = rng.choice([0.0, 0.005])  # chance of a new target speed, each step
-        self._draw_speed()
-
-    def act(self, obs: Any) -> Float32Array:
-        """What the driver does, give or take the noise."""
-        if self._rng.random() < self._fickle:
-            self._draw_speed()
-        action = np.asarray(self._policy.act(), dtype=np.float64)
-        action += self._noise * self._rng.standard_normal(2)
-        return np.clip(action, -1.0, 1.0).astype(np.float32)
-
-    def _draw_speed(self) -> None:
-        # Cost is paid above 10 km/h: most drivers are near that, some far beyond.
-        slow = self._rng.random() < 0.7
-        speed = self._rng.uniform(3.0, 25.0) if slow else self._rng.uniform(25.0, 80.0)
-        self._policy.NORMAL_SPEED = speed  # which its lane changes fall back to
-        self._policy.target_speed = speed

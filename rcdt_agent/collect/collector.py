@@ -22,6 +22,7 @@ from rcdt_agent.collect.behaviours import (
 )
 from rcdt_agent.collect.episodes import Driver, EnvMaker, discard, drive_in_processes
 from rcdt_agent.collect.recorder import Trajectory, TrajectoryRecorder
+from rcdt_agent.collect.rounding import MANTISSA_BITS, round_mantissa
 from rcdt_agent.collect.store import TrajectoryStore
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
@@ -46,6 +47,7 @@ def collect_dataset(
     seed: int = 0,
     per_cell: int | None = 6,
     max_trajectories: int | None = None,
+    round_observations: int | None = None,
     resume: bool = False,
     progress_bar: bool = False,
 ) -> TrajectoryDataset:
@@ -68,6 +70,8 @@ def collect_dataset(
         seed: Of episodes, behaviours and the choice among trajectories; >= 0.
         per_cell: Most trajectories in a cell of a 40 x 50 return-cost grid; None keeps all.
         max_trajectories: Most trajectories in the file, drawn at random after balancing.
+        round_observations: Bits of the mantissa that observations keep, 1 .. 23, for a file that
+            compresses well; None keeps them as they are. Actions, rewards and costs are exact.
         resume: Continue an interrupted collection of the same arguments.
         progress_bar: Show steps, trajectories, and their ranges of return and cost.
 
@@ -79,10 +83,15 @@ def collect_dataset(
         DatasetError: No episode ran to its end.
         KeyboardInterrupt: Interrupted; what was recorded is in `output`, and `resume` continues.
     """
-    _check(steps, penalties, n_envs, seed, per_cell, max_trajectories)
+    _check(steps, penalties, n_envs, seed, per_cell, max_trajectories, round_observations)
     plan = _make_plan(env_or_task, behaviour, steps, penalties, seed, n_envs, subprocesses)
     select = partial(
-        _select, per_cell=per_cell, max_trajectories=max_trajectories, seed=seed, name=str(output)
+        _select,
+        per_cell=per_cell,
+        max_trajectories=max_trajectories,
+        round_observations=round_observations,
+        seed=seed,
+        name=str(output),
     )
     store = TrajectoryStore(output, options=plan.options, resume=resume, select=select)
     with progress(progress_bar, total=steps, unit="step", desc="collect") as bar:
@@ -249,6 +258,7 @@ def _select(
     *,
     per_cell: int | None,
     max_trajectories: int | None,
+    round_observations: int | None,
     seed: int,
     name: str,
 ) -> TrajectoryDataset:
@@ -261,7 +271,14 @@ def _select(
     if max_trajectories is not None and len(rows) > max_trajectories:
         rng = np.random.default_rng([seed, 1])
         rows = np.sort(rng.choice(rows, max_trajectories, replace=False))
-    return replace(dataset.select(rows), name=name)
+    chosen = replace(dataset.select(rows), name=name)
+    if round_observations is None:
+        return chosen
+    return replace(
+        chosen,
+        observations=round_mantissa(chosen.observations, round_observations),
+        final_observations=round_mantissa(chosen.final_observations, round_observations),
+    )
 
 
 def _check(
@@ -271,11 +288,16 @@ def _check(
     seed: int,
     per_cell: int | None,
     max_trajectories: int | None,
+    round_observations: int | None,
 ) -> None:
     counts = {"steps": steps, "n_envs": n_envs, "per_cell": per_cell}
     for name, value in (counts | {"max_trajectories": max_trajectories}).items():
         if value is not None and value < 1:
             raise InvalidArgumentError(f"`{name}` must be >= 1, got {value}.")
+    if round_observations is not None and not 1 <= round_observations <= MANTISSA_BITS:
+        raise InvalidArgumentError(
+            f"`round_observations` must be 1 .. {MANTISSA_BITS}, got {round_observations}."
+        )
     if seed < 0:
         raise InvalidArgumentError(f"`seed` must be >= 0, got {seed}.")
     if not penalties or not all(np.isfinite(p) and p >= 0 for p in penalties):

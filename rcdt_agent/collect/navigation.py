@@ -23,6 +23,9 @@ NAVIGATION_TASKS = tuple(
     for level in (1, 2)
 )
 
+FULL_SPEED_ALLOWANCE = 120.0  # of cost on the circle, from which on drivers do not slow down
+NO_WALL_ALLOWANCE = 160.0  # from which on they do not turn at the walls
+
 
 def around(
     position: Float64Array,
@@ -73,6 +76,11 @@ def reach_for(share: float, *, braking: float, step_seconds: float) -> float:
     return braking * (share * step_seconds) ** 2 / 8.0
 
 
+def caution(allowance: float) -> float:
+    """Share of its best speed at which a driver of this allowance rounds the circle."""
+    return 0.4 + 0.6 * min(allowance / FULL_SPEED_ALLOWANCE, 1.0)
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Machine:
     """How a robot of Safety-Gymnasium moves."""
@@ -85,17 +93,20 @@ class _Machine:
     """How far beyond a wall that it aims at it comes, in metres."""
     slides: bool
     """Whether it keeps its momentum when it turns, as the point does."""
+    wide: float
+    """Radius to aim at for a round on the best one, at full speed; a share of it."""
 
 
-_POINT = _Machine(speed=1.3, braking=0.4, overshoot=0.05, slides=True)
-_CAR = _Machine(speed=0.6, braking=0.25, overshoot=0.05, slides=False)
+_POINT = _Machine(speed=1.4, braking=0.4, overshoot=0.08, slides=True, wide=0.83)
+_CAR = _Machine(speed=0.6, braking=0.25, overshoot=0.05, slides=False, wide=0.95)
 
 
 class NavigationController:
     """Rounds the circle or seeks the goal, with habits drawn at random.
 
     As on Bullet's tasks, a driver is more or less fast, unsteady and careful, and skilled ones
-    spend an allowance of cost: on the circle evenly, on the way to goals as it comes.
+    spend an allowance of cost: on the way to goals as it comes; on the circle evenly, and the
+    less they have the slower they are, until those with the most go round beyond the walls.
     """
 
     def __init__(self, task_name: str) -> None:
@@ -109,17 +120,22 @@ class NavigationController:
         """Draw speed, unsteadiness, allowance and distances of one episode."""
         self._task: Any = env.unwrapped.task  # type: ignore[attr-defined]
         self._rng = rng
-        self._skilled = rng.random() < 0.8
-        # About one in seven has no allowance, others one of up to 140.
-        spendable = max(0.0, 165.0 * rng.random() - 25.0)
-        self._allowance = spendable if self._skilled else np.inf
+        self._skilled = rng.random() < (0.7 if self._is_circle else 0.8)
+        # On the way to goals about one in seven has no allowance, others one of up to 140.
+        spendable = 200.0 * rng.random() if self._is_circle else 165.0 * rng.random() - 25.0
+        self._allowance = max(0.0, spendable) if self._skilled else np.inf
         self._spent, self._steps_left = 0.0, self._length
-        slowest = 0.85 if self._skilled else 0.1
-        self._speed = self._machine.speed * rng.uniform(slowest, 1.1)
+        most = 0.6 if self._is_circle else 1.1  # the unskilled are slow on the circle
+        share = rng.uniform(0.9, 1.05) if self._skilled else rng.uniform(0.1, most)
+        self._speed = share * self._machine.speed
+        if self._is_circle:
+            self._speed *= caution(self._allowance)
         self._noise = rng.choice([0.0, 0.1, 0.2] if self._skilled else [0.0, 0.3, 0.6])
-        self._radius = rng.uniform(0.9, 1.0) if self._skilled else rng.uniform(0.4, 1.2)
+        self._radius = rng.uniform(0.85, 0.95) if self._skilled else rng.uniform(0.4, 1.2)
         self._margin = rng.uniform(0.1, 0.25)  # metres kept from what costs, when careful
-        self._wall = 0.0 if self._skilled else rng.uniform(1.0, 2.0)  # the skilled plan theirs
+        self._wall = rng.uniform(1.0, 2.0)  # the skilled plan theirs
+        if self._skilled and self._allowance > NO_WALL_ALLOWANCE:
+            self._radius, self._wall = self._machine.wide, np.inf
 
     def act(self, obs: Any) -> Float32Array:
         """Towards the velocity wished for at this place, give or take the noise."""
@@ -134,7 +150,8 @@ class NavigationController:
 
     def _round(self, position: Float64Array) -> Float64Array:
         limit, radius = self._task.sigwalls.locate_factor, self._radius * self._task.circle.radius
-        if self._skilled and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
+        plans = self._skilled and self._allowance <= NO_WALL_ALLOWANCE
+        if plans and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
             step_seconds = self._task.sim_conf.frameskip_binom_n * self._task.model.opt.timestep
             share = share_of_pass(
                 self._allowance - self._spent,
@@ -200,11 +217,12 @@ class NavigationController:
         """Thrust and turn for the point, two wheels for the car."""
         heading = frame[:2, 0] if self._machine.slides else -frame[:2, 1]
         heading = heading / max(float(np.linalg.norm(heading)), 1e-6)
-        # What slides is turned to where the change of velocity points, the car to where it goes.
-        aim = wish + 1.5 * (wish - velocity) if self._machine.slides else wish
+        # What slides is turned to where thrust is needed, against damping (full thrust holds
+        # 1.5 m/s) and for the change of velocity; the car to where it goes.
+        aim = velocity / 1.5 + 1.5 * (wish - velocity) if self._machine.slides else wish
         turn = float(np.arctan2(heading[0] * aim[1] - heading[1] * aim[0], heading @ aim))
         if self._machine.slides:
-            return np.array([2.0 * float((wish - velocity) @ heading) + 0.2, 2.0 * turn])
+            return np.array([float(aim @ heading), 3.0 * turn])
         thrust = 3.0 * (float(np.linalg.norm(wish)) * max(np.cos(turn), 0.0) - velocity @ heading)
         spin = float(self._task.agent.get_sensor("gyro")[2])
         steer = 1.0 * turn - 0.3 * spin

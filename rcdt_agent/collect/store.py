@@ -106,14 +106,18 @@ class TrajectoryStore:
             self.merge()
         self._written_at = time.monotonic()
 
-    def merge(self) -> TrajectoryDataset | None:
-        """Replace `output` by what `select` chooses of all parts; None if there are none."""
+    def merge(self, *, compression: int = 1) -> TrajectoryDataset | None:
+        """Replace `output` by what `select` chooses of all parts; None if there are none.
+
+        Args:
+            compression: Level of gzip, 0 .. 9.
+        """
         if not len(self):
             return None
         dataset = self.read()
         if self._select is not None:
             dataset = self._select(dataset)
-        dataset.to_hdf5(self.output)
+        dataset.to_hdf5(self.output, compression=compression)
         self._merged_at = len(self)
         return dataset
 
@@ -133,7 +137,7 @@ class TrajectoryStore:
             DatasetError: There is no trajectory.
         """
         self.flush()
-        dataset = self.merge()
+        dataset = self.merge(compression=9)
         if dataset is None:
             raise DatasetError(f"{self.output}: no episode has run to its end, nothing is stored.")
         shutil.rmtree(self.folder)

@@ -286,11 +286,16 @@ class TrajectoryDataset:
 
         write_npy(self, check_path("folder", folder))
 
-    def to_hdf5(self, path: str | Path) -> None:
-        """Write a file in DSRL's layout, which `dsrl` reads too; complete or not at all."""
+    def to_hdf5(self, path: str | Path, *, compression: int = 1) -> None:
+        """Write a file in DSRL's layout, which `dsrl` reads too; complete or not at all.
+
+        Args:
+            path: Where to.
+            compression: Level of gzip, 0 .. 9.
+        """
         from rcdt_agent.data.hdf5 import write_hdf5
 
-        write_hdf5(self, check_path("path", path))
+        write_hdf5(self, check_path("path", path), check_whole("compression", compression))
 
     def to_minari(self, dataset_id: str, **kwargs: Any) -> Any:
         """Write a new local Minari dataset, cost in the infos; arguments as `write_minari`."""

@@ -79,6 +79,9 @@ SETTINGS = {
 COST_NAMES = ("crash", "out_of_road", "speed")
 """Of `info["costs"]`, for an agent with a budget for each (`cost_key="costs"`)."""
 
+FREE_SPEED, SPEED_COST = 10.0, 0.01
+"""DSRL's cost of speed begins at so many km/h, and is so much for each km/h above."""
+
 OBSERVATION_SIZE, ACTION_SIZE = 259, 2
 _LAST_ACTION = slice(5, 7)  # steering and throttle
 _CHECKPOINT_SIDE = [10, 15]  # how far the next two checkpoints lie to the side
@@ -257,7 +260,7 @@ class MetaDriveTask(gymnasium.Env[Float32Array, Float32Array]):
 
 def velocity_cost(speed_km_h: float) -> float:
     """DSRL's cost of speed: 0.01 for each km/h above 10."""
-    return max(0.0, 0.01 * (speed_km_h - 10.0))
+    return max(0.0, SPEED_COST * (speed_km_h - FREE_SPEED))
 
 
 def proximity_cost(nearest: float) -> float:
