@@ -8,7 +8,14 @@ from typing import Any
 from stable_baselines3.common.callbacks import BaseCallback
 
 from rcdt_agent.costs import budget_label
-from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource, evaluate_budgets
+from rcdt_agent.eval_envs import env_maker
+from rcdt_agent.evaluation import (
+    BudgetReport,
+    Budgets,
+    EnvSource,
+    evaluate_budgets,
+    task_budgets,
+)
 
 
 class BudgetEvalCallback(BaseCallback):
@@ -33,13 +40,21 @@ class BudgetEvalCallback(BaseCallback):
         """Set up; arguments as for `evaluate_budgets`, every `eval_freq` steps."""
         super().__init__(verbose)
         self.eval_freq = eval_freq
-        self.arguments = {"env": env, "budgets": budgets, "n_episodes": n_episodes, "seed": seed}
-        self.arguments |= kwargs
+        self.arguments: dict[str, Any] = {
+            "env": env, "budgets": budgets, "n_episodes": n_episodes, "seed": seed, **kwargs
+        }  # fmt: skip
         self.reports: dict[int, BudgetReport] = {}
 
+    def _on_training_start(self) -> None:
+        """Refuse what no evaluation could use before training, not after hours of it."""
+        agent: Any = self.model
+        env_maker(agent, self.arguments["env"])
+        task_budgets(agent, self.arguments["budgets"])
+
     def _on_step(self) -> bool:
+        agent: Any = self.model
         if self.n_calls % self.eval_freq == 0:
-            report = evaluate_budgets(self.model, **self.arguments)  # type: ignore[arg-type]
+            report = evaluate_budgets(agent, **self.arguments)
             self.reports[self.num_timesteps] = report
             for result in report.results:
                 at = budget_label(result.budget)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ def plain(text: Any) -> str:
     """Text on one line that means nothing to Markdown or HTML."""
     marks = {"|": "/", "<": "(", ">": ")", "`": "'", "[": "(", "]": ")"}
     kept = "".join(marks.get(char, char) if char.isprintable() else " " for char in str(text))
+    kept = re.sub(r"(?i)\b(?:https?|ftp)(?=:)|\bwww(?=\.)|\bmailto(?=:)", r"\g<0> ", kept)
     return " ".join(kept.split())[:200]
 
 
@@ -113,7 +115,7 @@ def _front_matter(agent: Agent[Any, Any], report: dict[str, Any] | None) -> str:
         f"library_name: {LIBRARY}",
         "pipeline_tag: reinforcement-learning",
         "tags:",
-        *(f"- {json.dumps(tag)}" for tag in tags),
+        *(f"- {_quoted(tag)}" for tag in tags),
     ]
     if report is not None:
         lines += _model_index(name, report)
@@ -121,18 +123,23 @@ def _front_matter(agent: Agent[Any, Any], report: dict[str, Any] | None) -> str:
 
 
 def _model_index(name: str, report: dict[str, Any]) -> list[str]:
-    env = json.dumps(plain(report["env"]))
-    lines = ["model-index:", f"- name: {json.dumps(name)}", "  results:"]
+    env = _quoted(plain(report["env"]))
+    lines = ["model-index:", f"- name: {_quoted(name)}", "  results:"]
     lines += ["  - task:", "      type: reinforcement-learning", "    dataset:"]
     lines += [f"      name: {env}", f"      type: {env}", "    metrics:"]
     for entry in report["results"]:
         budget = plain(_text(entry["budget"]))
         figures = {"return": entry["mean_return"], **_costs(entry["mean_cost"])}
         for kind, value in figures.items():
-            metric = json.dumps(f"mean {plain(kind)}, cost budget {budget}")
-            lines += [f"    - type: {json.dumps('mean_' + plain(kind))}", f"      name: {metric}"]
+            metric = _quoted(f"mean {plain(kind)}, cost budget {budget}")
+            lines += [f"    - type: {_quoted('mean_' + plain(kind))}", f"      name: {metric}"]
             lines += [f"      value: {json.dumps(round(float(value), 4))}", "      verified: false"]
     return lines
+
+
+def _quoted(text: str) -> str:
+    """Text as a YAML scalar; an escaped surrogate pair would be two characters to YAML."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _task(agent: Agent[Any, Any]) -> str:
@@ -265,7 +272,9 @@ def _loading(agent: Agent[Any, Any], load: str) -> str:
     lines = ["```python", f"from {LIBRARY} import {', '.join(names)}", "", f"agent = {load}"]
     if agent.budgets == "any":
         budget = getattr(agent, "cost_budget", 0)
-        lines.append(f"agent.set_cost_budget({budget!r})  # any time, no retraining")
+        window = getattr(agent, "cost_window", None)
+        per = "" if window is None else f", per={window}"
+        lines.append(f"agent.set_cost_budget({budget!r}{per})  # any time, no retraining")
     lines += ["action, state = agent.predict(obs)", "```"]
     return "\n".join([*lines, "", "The file holds safetensors and JSON; loading it runs no code."])
 

@@ -357,8 +357,12 @@ def nearest_outcomes(actions: Float32Array, data: TrajectoryDataset) -> Float64A
 
 
 def _squared_gaps(actions: Float32Array, recorded: Float32Array) -> Float64Array:
-    """(N,) mean squared distance of each action from the recorded one, in deviations."""
-    deviation = np.maximum(recorded.std(0), 1e-6)
+    """(N,) mean squared distance of each action from the recorded one, in deviations.
+
+    In units of the action where it never varies: a deviation of nothing would outweigh the others.
+    """
+    deviation = recorded.std(0)
+    deviation = np.where(deviation < 1e-6, 1.0, deviation)
     return np.asarray(np.square((actions - recorded) / deviation).mean(1), dtype=np.float64)
 
 

@@ -105,6 +105,11 @@ class OnnxAgent(EpisodeRules):
             self.conditioning = Conditioning.from_dict(config, self.metadata["conditioning"])
             self._target = lru_cache(1024)(self.conditioning.target_return)
             settings = self.metadata["settings"]
+            if settings.get("cost_window") is not None:  # not exported any more
+                raise CheckpointError(
+                    f"{path}: its budget is for every {settings['cost_window']} steps, which an "
+                    f"`OnnxAgent` cannot keep: export it with an episode's budget."
+                )
             self._cost_budget = check_budget(settings["cost_budget"])
             self._target_request: TargetReturn = settings["target_return"]
             self._check_ports()

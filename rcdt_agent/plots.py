@@ -36,6 +36,7 @@ def page_style() -> Iterator[None]:
     clear = ("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor")
     settings: Any = {**dict.fromkeys(ink, _INK), **dict.fromkeys(clear, "none")}
     settings |= {"svg.fonttype": "none", "svg.hashsalt": "rcdt_agent", "font.size": 9.0}
+    settings["text.parse_math"] = False  # names may hold dollars
     with mpl.rc_context(settings):
         yield
 
@@ -43,9 +44,11 @@ def page_style() -> Iterator[None]:
 def to_svg(figure: Figure, name: str) -> str:
     """A figure drawn within `page_style` as an SVG element for an HTML page.
 
-    It refers to nothing outside itself, its ids begin with `name`, and the same figure gives the
+    `name` may be any text: what would mean something in HTML or in a reference is encoded. It
+    refers to nothing outside itself, its ids begin with `name`, and the same figure gives the
     same text.
     """
+    name = re.sub(r"[^A-Za-z0-9]", lambda found: f"_{ord(found[0]):x}_", name)
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", dpi=150, metadata={"Date": None})
     text = buffer.getvalue()

@@ -218,6 +218,11 @@ def test_the_page_is_written_only_if_need_be(run):
     assert current_dashboard(run) == page and page.stat().st_mtime_ns == before
     os.utime(run.report, ns=(before + 10, before + 10))  # evaluated since
     assert current_dashboard(run) == page and page.stat().st_mtime_ns != before
+    run.offline.write_text("{}")
+    later = page.stat().st_mtime_ns + 10
+    os.utime(run.offline, ns=(later, later))  # estimated since
+    assert current_dashboard(run) == page and page.stat().st_mtime_ns != later - 10
+    run.offline.unlink()
     page.write_text("<p>of an older version")
     current_dashboard(run)
     assert '<section id="explore"' in page.read_text()

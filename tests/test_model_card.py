@@ -14,7 +14,7 @@ from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.evaluate import add_to_report
 from rcdt_agent.experiments.runs import Run
-from rcdt_agent.model_card import model_card, settings_that_differ
+from rcdt_agent.model_card import _quoted, model_card, plain, settings_that_differ
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -88,6 +88,30 @@ def test_what_was_measured_last_is_on_the_card_until_the_agent_changes(agent, dr
     agent.evaluate(ENV_ID, [5], n_episodes=1)
     agent.learn(drivers, total_steps=1)
     assert "Not measured" in card_of(agent)[1]["Budgets measured"]
+
+
+def test_other_weights_are_another_agent(agent):
+    loaded = RCDT.load(io.BytesIO(saved(agent)))
+    loaded.evaluate(ENV_ID, [5], n_episodes=1)
+    halved = {
+        name: {key: value / 2 if "transformer" in key else value for key, value in state.items()}
+        for name, state in loaded.get_parameters().items()
+    }
+    loaded.set_parameters(halved)
+    assert "Not measured" in card_of(loaded)[1]["Budgets measured"]
+
+
+def test_addresses_are_no_links_and_yaml_reads_every_character(agent):
+    assert plain("see https://evil.example/x or www.evil.example") == (
+        "see https ://evil.example/x or www .evil.example"
+    )
+    assert yaml.safe_load(_quoted("a \U0001f916")) == "a \U0001f916"
+
+
+def saved(agent):
+    file = io.BytesIO()
+    agent.save(file)
+    return file.getvalue()
 
 
 def test_the_report_of_a_run_is_on_the_card_of_its_agent_alone(agent, tmp_path):

@@ -16,6 +16,7 @@ from rcdt_agent import RCDT, TrajectoryDataset, VectorReturnCostTokens
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.collect import TrajectoryRecorder
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.experiments.evaluate import predict_latency
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 
@@ -310,3 +311,8 @@ def test_cost_follows_the_budget():
     assert report.passed
     costs = [result.mean_cost for result in report.results]
     assert costs[0] < costs[1] < costs[2]
+
+
+def test_latency_of_an_agent_with_dict_observations(agent):
+    median, slowest = predict_latency(agent, 10)
+    assert 0 < median <= slowest

@@ -14,7 +14,7 @@ from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.experiments.report import write_report
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.fitted_q import FQEConfig
-from rcdt_agent.offline_evaluation import nearest_outcomes
+from rcdt_agent.offline_evaluation import _squared_gaps, nearest_outcomes
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 from rcdt_agent.tasks.speed_limit_costs import record_fuel_drivers
 from tests.conftest import QUICK, random_arrays
@@ -72,6 +72,12 @@ def test_nearest_trajectories_by_hand():
     found = nearest_outcomes(np.full_like(data.actions, 1.1), data)
     np.testing.assert_allclose(found[:, 0], data.episode_returns[:1:-1])
     np.testing.assert_allclose(found[:, 1], data.episode_costs[:1:-1])
+
+
+def test_a_constant_action_does_not_outweigh_the_others():
+    recorded = np.stack([np.linspace(-1, 1, 50), np.full(50, 0.3)], axis=1).astype(np.float32)
+    gaps = _squared_gaps(recorded + np.float32([0.0, 1e-3]), recorded)
+    np.testing.assert_allclose(gaps, 0.5e-6, rtol=1e-3)
 
 
 def test_intervals_span_both_estimates_and_passing_needs_both(agent, drivers):

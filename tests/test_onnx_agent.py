@@ -561,6 +561,7 @@ def test_a_foreign_file_is_refused(folder, tmp_path, crafted):
         (lambda m: m.update(observation_shape=[5]), "its inputs must be"),
         (lambda m: m["settings"].update(cost_budget=-1.0), "`cost_budget` must be >= 0"),
         (lambda m: m["settings"].update(target_return="most"), "`target_return` must be"),
+        (lambda m: m["settings"].update(cost_window=9), "its budget is for every 9 steps"),
         (lambda m: m["conditioning"].pop("table"), "KeyError: 'table'"),
         (lambda m: m["conditioning"]["outcomes"].update(returns=[1.0]), "must be as many"),
         (lambda m: m.update(action_shape=[1, 1, 2]), "its inputs must be"),

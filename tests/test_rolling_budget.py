@@ -12,7 +12,9 @@ from conftest import QUICK
 from rcdt_agent import RCDT
 from rcdt_agent.deploy.rolling import RollingWindow
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.wrappers import ReturnCostTokens
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.model_card import model_card
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 OBS = np.array([0.4, 1.0, 0.3, 1.0], dtype=np.float32)
@@ -194,3 +196,59 @@ def test_an_endless_plant_keeps_every_window(speed_limit_driver):
         print(per, budget, sums.mean(), sums.max())
         assert sums.max() <= budget
     assert min(shares) >= 0.7
+
+
+def test_sums_of_a_plant_that_never_resets_stay_exact(agent):
+    """After 2^25 of cost, a float32 would not move by one step's cost any more."""
+    agent.set_cost_budget(5, per=10)
+    _, state = agent.predict(OBS, agent.begin())
+    spent = state.observe(0.0, 2.0**25)
+    for _ in range(10):
+        _, spent = agent.predict(OBS, spent)
+        spent = spent.observe(1.0, 0.25)
+    np.testing.assert_allclose(spent.cost_to_go, [5 - 10 * 0.25])
+    _, state = agent.predict(OBS, spent)
+    ctg = agent.policy.conditioning.targets(state)[1][:, None] - state.spent
+    np.testing.assert_allclose(np.diff(ctg[0]), -0.25)
+    env = agent.wrap(Endless(gym.make(ENV_ID).unwrapped))
+    env.reset(seed=0)
+    env._spent, env._steps = 2.0**25, 2**25
+    obs, *_ = env.step(np.ones(1, dtype=np.float32))
+    assert obs["episode_step"][0] == 2**25 + 1
+    cost = obs["episode_cost"][0] - 2.0**25
+    assert env.observation_space["episode_cost"].contains(obs["episode_cost"])
+    obs, _, _, _, info = env.step(np.ones(1, dtype=np.float32))
+    assert 0 < info["cost"] < 10
+    assert obs["episode_cost"][0] - 2.0**25 - cost == pytest.approx(info["cost"], abs=1e-6)
+
+
+def test_an_episodes_budget_of_a_wrapper_is_not_taken_for_a_windows(agent):
+    agent.set_cost_budget(5, per=10)
+    for own in ({"cost_budget": 5.0}, {"target_return": 30.0}):
+        env = ReturnCostTokens(gym.make(ENV_ID), **own)
+        obs, _ = env.reset(seed=0)
+        with pytest.raises(InvalidArgumentError, match="Environment 0 has a .* every 10 steps"):
+            agent.predict(obs)
+    env.set_targets(None, None)
+    obs, _ = env.reset(seed=0)
+    assert agent.predict(obs)[1].rolling is not None
+
+
+def test_a_window_is_never_dropped_in_silence(agent, tmp_path):
+    agent.set_cost_budget(5, per=10)
+    assert "agent.set_cost_budget(5.0, per=10)" in model_card(agent, 'load_agent("agent.zip")')
+    with pytest.raises(InvalidArgumentError, match="`target_return` is an episode's"):
+        agent.reset(target_return=30.0)
+    with pytest.raises(InvalidArgumentError, match="An ONNX file knows budgets of episodes only"):
+        agent.export_onnx(tmp_path / "policy.onnx")
+    agent.reset()
+    agent.act(OBS)
+    assert agent.episode.rolling is not None and agent.cost_window == 10
+
+
+def test_a_shield_whose_critics_see_the_token_acts(drivers):
+    settings = {**QUICK, "critic_inputs": "token", "shield_candidates": 2}
+    agent = RCDT(**settings).learn(drivers, 2)
+    _, state = agent.predict(OBS)
+    action, _ = agent.predict(OBS, state.observe(0.0, 1.0))
+    assert np.isfinite(action).all()

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 
 import gymnasium as gym
 import h5py
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 
 from rcdt_agent import RCDT, TrajectoryDataset, VectorReturnCostTokens
 from rcdt_agent.algorithms import get_algorithm
+from rcdt_agent.callbacks import BudgetEvalCallback
 from rcdt_agent.costs import parse_budget
 from rcdt_agent.data.dominance import DominanceTable, dominance_frontier
 from rcdt_agent.data.frontier import Outcomes
@@ -19,6 +24,7 @@ from rcdt_agent.data.sampler import Relabelling, WindowSampler
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.env_step import read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.plots import page_style, to_svg
 from rcdt_agent.tasks.speed_limit import optimal_return
 from rcdt_agent.tasks.speed_limit_costs import (
     SpeedLimitFuelEnv,
@@ -467,3 +473,39 @@ def test_one_policy_keeps_six_pairs_of_budgets_near_the_optimum():
     print([f"{share:.3f}" for share in shares])
     assert report.passed
     assert min(shares) >= 0.9
+
+
+def test_long_names_and_budgets_are_logged_in_full(capsys):
+    """stable-baselines3's printer refuses two names that are alike in their first 33 letters."""
+    lengths = [4, 6, 5, 7, 8, 5]
+    given = arrays(lengths)
+    names = [f"contact_force_of_the_left_gripper_{part}" for part in ("finger", "thumb")]
+    costs = dict(zip(names, given["costs"].values(), strict=True))
+    agent = RCDT(**QUICK, verbose=1)
+    agent.learn(TrajectoryDataset.from_arrays(**{**given, "costs": costs}), 2, log_interval=1)
+    assert all(f"cost_{name}_data" in capsys.readouterr().out for name in names[:1])
+    own = Logger(None, [HumanOutputFormat(io.StringIO())])
+    agent.set_logger(own)
+    for budget in (5, 40):
+        label = f"eval/cost_{names[0]}_{names[0]}={budget}"
+        agent.logger.record(label, 1.0)
+    agent.logger.dump(1)
+
+
+def test_an_evaluation_without_budgets_is_refused_before_training(fuel_data):
+    agent = RCDT(**QUICK)
+    with pytest.raises(InvalidArgumentError, match="`budgets` must be given"):
+        agent.learn(fuel_data, 3, callback=BudgetEvalCallback(SpeedLimitFuelEnv, eval_freq=2))
+    assert agent.num_timesteps == 0
+
+
+def test_a_costs_name_cannot_leave_its_place_in_a_page():
+    name = 'x"><meta http-equiv=refresh> \\d $\\frac$'
+    with page_style():
+        figure = Figure()
+        figure.subplots().plot([0, 1], label=name)
+        figure.legend()
+        text = to_svg(figure, name)
+    assert "<meta" not in text and re.fullmatch(r"[\w-]+", re.search(r'id="([^"]*)"', text)[1])
+    (first, *_) = re.findall(r"url\(#([^)]*)\)", text)
+    assert re.fullmatch(r"[\w-]+", first) and f'id="{first}"' in text

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent._types import BoolArray, Float32Array, Float64Array
 from rcdt_agent.action_spaces import action_range
 from rcdt_agent.algorithms.agent import ConfigT, PolicyT
 from rcdt_agent.algorithms.base import OfflineAlgorithm
@@ -27,8 +27,6 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
     """Acts at the budget in force, in plain and in wrapped environments."""
 
     state_class = AgentState
-    cost_window: int | None = None
-    """Steps of the rolling window that the budget is for; None: it is for an episode."""
 
     @property
     @abstractmethod
@@ -169,6 +167,7 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             )
         if state.follows_agent:
             own = np.isfinite(facts.cost_budget.reshape(len(steps), -1)).all(1)
+            self._check_own(own | np.isfinite(facts.target_return))
             budget = np.where(np.isfinite(facts.cost_budget), facts.cost_budget, state.cost_budget)
             target = state.target_return
             if own.any():
@@ -180,6 +179,16 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
             target = np.where(asked, facts.target_return, target)
             state = state.with_targets(target, budget)
         return state.with_facts(facts.episode_return, facts.episode_cost, steps)
+
+    def _check_own(self, own: BoolArray) -> None:
+        """Refuse an episode's budget or return of environments (N,) beside a rolling window."""
+        if self.cost_window is not None and own.any():
+            raise InvalidArgumentError(
+                f"Environment {int(np.argmax(own))} has a `cost_budget` or `target_return` of its "
+                f"own, which is an episode's, but the agent's budget is for every "
+                f"{self.cost_window} steps: `set_cost_budget` without `per`, or take the wrapper's "
+                f"back by `set_targets(None, None)`."
+            )
 
     def wrap(
         self, env: Env, *, cost_key: CostKey = "cost", cost_fn: CostFunction | None = None

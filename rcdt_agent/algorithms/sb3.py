@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import gymnasium as gym
-from stable_baselines3.common.logger import Logger
+from stable_baselines3.common.logger import HumanOutputFormat, Logger
 from stable_baselines3.common.utils import configure_logger
 from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
@@ -23,6 +23,9 @@ from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import FlatObservation, ObservationLayout, is_nested
 
 Env = gym.Env[Any, Any]
+
+_LONGEST_NAME = 1_000
+"""Of a metric: names of costs and budgets are in it."""
 
 
 class NoEnvironment(gym.Env[Any, Any]):
@@ -74,6 +77,10 @@ class SB3Interface(ABC):
     def check_spaces(self, observation: gym.Space[Any], action: gym.Space[Any]) -> None:
         """Refuse spaces that are not the data's."""
 
+    @abstractmethod
+    def forget_evaluation(self) -> None:
+        """What was measured of the agent no longer holds."""
+
     @property
     def logger(self) -> Logger:
         """The stable-baselines3 logger; made on first use."""
@@ -89,9 +96,10 @@ class SB3Interface(ABC):
         if not distributed.is_main():
             self._logger = Logger(folder=None, output_formats=[])
         if self._logger is None:
-            self._logger = configure_logger(
-                self.verbose, self.tensorboard_log, name, reset_num_timesteps=new
+            self.set_logger(
+                configure_logger(self.verbose, self.tensorboard_log, name, reset_num_timesteps=new)
             )
+        assert self._logger is not None
         return self._logger
 
     def set_logger(self, logger: Logger) -> None:
@@ -100,6 +108,9 @@ class SB3Interface(ABC):
             raise InvalidArgumentError(
                 f"`logger` must be a logger of stable-baselines3, got {logger!r}."
             )
+        for output in logger.output_formats:
+            if isinstance(output, HumanOutputFormat):  # refuses two names that it cuts to one
+                output.max_length = max(output.max_length, _LONGEST_NAME)
         self._logger = logger
 
     def get_env(self) -> VecEnv | None:
@@ -193,6 +204,7 @@ class SB3Interface(ABC):
             )
         for name, values in given.items():  # all of them, before any weight is changed
             _check_weights(name, values, modules[name].state_dict(), exact_match)
+        self.forget_evaluation()
         for name, values in given.items():
             modules[name].load_state_dict(values, strict=exact_match)
 

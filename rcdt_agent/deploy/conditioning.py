@@ -125,7 +125,7 @@ class Conditioning:
             return float(np.interp(np.asarray(cost_budget), budgets, targets))
         return float(request)
 
-    def targets(self, state: AgentState) -> tuple[Float32Array, Float32Array]:
+    def targets(self, state: AgentState) -> tuple[Float64Array, Float64Array]:
         """Target return and budget (N,) of the tokens at the present step of each episode.
 
         Earlier tokens of the window follow from them by what was earned and spent since, as in
@@ -137,13 +137,13 @@ class Conditioning:
             left = state.rolling.allowance(token, state.total_cost)
             pace = np.ones(state.n_envs, dtype=np.float32)  # it is part of the allowance
         else:
-            left = token - state.total_cost
+            left = (token - state.total_cost).astype(np.float32)
             pace = self._pace(token, left, state.clock)
         exhausted = left <= 0 if left.ndim == 1 else (left <= 0).any(-1)
         floor = max(self.ctg_floor or 0.0, 0.0) if self.exhausted_mode else self.ctg_floor
         if floor is not None:
             left = np.maximum(left, np.float32(floor))
-        target = state.target_return
+        target = state.target_return.astype(np.float64)
         capped = exhausted if self.exhausted_mode and not self.replan else self.replan
         if np.any(capped) or state.rolling is not None:
             most = state.total_return + self._return_to_go(state.clock, left, pace)

@@ -23,6 +23,9 @@ class EpisodeRules(ABC):
     dropped, of other environments or older than any episode is said aloud.
     """
 
+    cost_window: int | None = None
+    """Steps of the rolling window that the budget is for; None: it is for an episode."""
+
     _episode: AgentState | None = None  # of `reset` and `act`
     _last_begun: StateUse | None = None  # of the last `predict` without a state
     _said_too_long = False
@@ -55,7 +58,15 @@ class EpisodeRules(ABC):
             cost_budget: As `set_cost_budget`, from now on; None leaves the agent's budget.
             target_return: `auto`, `paper` or a number; None leaves the agent's, or `auto` with a
                 new budget.
+
+        Raises:
+            InvalidArgumentError: A target return alone, while the budget is for a rolling window.
         """
+        if cost_budget is None and target_return is not None and self.cost_window is not None:
+            raise InvalidArgumentError(
+                "`target_return` is an episode's, but the budget is for every "
+                f"{self.cost_window} steps: give `cost_budget`, an episode's, too."
+            )
         if cost_budget is not None or target_return is not None:
             budget = self.cost_budget if cost_budget is None else cost_budget
             self.set_cost_budget(budget, "auto" if target_return is None else target_return)

@@ -102,6 +102,11 @@ def export_onnx(agent: BudgetConditioned, path: str | Path) -> None:
             f"the graph takes rows of numbers."
         )
     _refuse_a_shield(agent)
+    if agent.cost_window is not None:
+        raise InvalidArgumentError(
+            f"An ONNX file knows budgets of episodes only, but the agent's is for every "
+            f"{agent.cost_window} steps: `set_cost_budget` without `per` first."
+        )
     model = _onnx_model(agent.policy, agent.config.context_length)
     for node in model.graph.node:  # where the exporter notes source lines of this machine
         del node.metadata_props[:]

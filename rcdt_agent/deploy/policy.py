@@ -259,7 +259,7 @@ class ConditionedPolicy(Policy):
             chosen = last.sample(generator)
         replaced = np.zeros(state.n_envs, dtype=np.bool_)
         if self.shield_candidates:
-            left = cost_budget - state.total_cost
+            left = (cost_budget - state.total_cost).astype(np.float32)
             chosen, replaced = self._shielded(state, last, chosen, left)
         actions = self.normalizer.unscale_actions(chosen).cpu().numpy()
         return actions, state.with_action(actions, replaced)

@@ -273,7 +273,7 @@ class AgentState:
         return replace(self.with_targets(target_return, cost_budget), follows_agent=False)
 
     def with_facts(
-        self, total_return: Float32Array, total_cost: Float32Array, episode_step: Float32Array
+        self, total_return: Float64Array, total_cost: Float64Array, episode_step: Float64Array
     ) -> AgentState:
         """Take what was earned, spent and made (N,) from a wrapper; it answers what was awaited.
 
@@ -283,8 +283,8 @@ class AgentState:
         return replace(
             self,
             skipped=np.where(taken_over, episode_step, self.skipped).astype(np.int64),
-            total_return=total_return.astype(np.float64),
-            total_cost=total_cost.astype(np.float64),
+            total_return=total_return,
+            total_cost=total_cost,
             awaiting=np.zeros_like(self.awaiting),
         )
 

@@ -172,7 +172,7 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
             copy.deepcopy(obs) if self.cost_fn else None
         )  # environments may write into theirs
         facts = (self._earned, self._spent, self._steps, *self._own)
-        rows = (fact.astype(np.float32).reshape(self._n_envs, -1) for fact in facts)
+        rows = (fact.astype(np.float64).reshape(self._n_envs, -1) for fact in facts)
         if self._layout is not None:
             obs, _ = self._layout.rows(obs)
         return {OBSERVATION: obs, **dict(zip(FACTS, rows, strict=True))}

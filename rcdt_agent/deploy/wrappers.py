@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 import numpy as np
 
-from rcdt_agent._types import Float32Array
+from rcdt_agent._types import Float64Array
 from rcdt_agent.costs import ONE_COST, CostBudget, by_name, named_costs
 from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, read_step
@@ -38,11 +38,11 @@ class Facts(NamedTuple):
         cost_budget: Of the wrapper's own, or `AGENTS`.
     """
 
-    episode_return: Float32Array
-    episode_cost: Float32Array
-    episode_step: Float32Array
-    target_return: Float32Array
-    cost_budget: Float32Array
+    episode_return: Float64Array
+    episode_cost: Float64Array
+    episode_step: Float64Array
+    target_return: Float64Array
+    cost_budget: Float64Array
 
 
 class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs):
@@ -140,7 +140,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         target, budget = (own[0] for own in self._own)
         spent = np.broadcast_to(np.asarray(self._spent), np.shape(budget))
         facts = (self._earned, spent, self._steps, target, budget)
-        rows = (np.array(fact, dtype=np.float32).reshape(-1) for fact in facts)
+        rows = (np.array(fact, dtype=np.float64).reshape(-1) for fact in facts)
         obs = self._obs if self._layout is None else self._layout.row(self._obs)
         return {OBSERVATION: obs, **dict(zip(FACTS, rows, strict=True))}
 
@@ -152,8 +152,8 @@ def facts_space(space: gym.Space[Any], n_costs: int = 1) -> gym.spaces.Dict:
     """
     layout = ObservationLayout.of(space)
     space = layout.flat_space if layout else space
-    number = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float32)
-    costs = gym.spaces.Box(-np.inf, np.inf, (n_costs,), dtype=np.float32)
+    number = gym.spaces.Box(-np.inf, np.inf, (1,), dtype=np.float64)
+    costs = gym.spaces.Box(-np.inf, np.inf, (n_costs,), dtype=np.float64)
     return gym.spaces.Dict(
         {OBSERVATION: space, **dict.fromkeys(FACTS, number), **dict.fromkeys(COST_FACTS, costs)}
     )
@@ -182,7 +182,7 @@ def split_facts(
             f"A dict observation must hold {OBSERVATION!r} and {', '.join(map(repr, FACTS))}, as "
             f"`agent.wrap` makes it; {sorted(missing)} is missing."
         )
-    arrays = {k: np.asarray(observation[k], dtype=np.float32).reshape(-1) for k in FACTS}
+    arrays = {k: np.asarray(observation[k], dtype=np.float64).reshape(-1) for k in FACTS}
     step, n_costs = arrays["episode_step"], len(cost_names)
     if n_costs > 1:
         for key in COST_FACTS:
@@ -213,11 +213,11 @@ def split_facts(
 
 def own_targets(
     target_return: Any, cost_budget: Any, n_envs: int, cost_names: Sequence[str] = ONE_COST
-) -> tuple[Float32Array, Float32Array]:
+) -> tuple[Float64Array, Float64Array]:
     """Target returns (N,) and budgets (N,) or (N, m) of environments, `AGENTS` where none is."""
     per_cost = () if len(cost_names) == 1 else (len(cost_names),)
-    targets = np.full(n_envs, AGENTS, dtype=np.float32)
-    budgets = np.full((n_envs, *per_cost), AGENTS, dtype=np.float32)
+    targets = np.full(n_envs, AGENTS, dtype=np.float64)
+    budgets = np.full((n_envs, *per_cost), AGENTS, dtype=np.float64)
     if target_return is not None:
         targets[:] = check_targets(target_return, n_envs)
     if cost_budget is not None:

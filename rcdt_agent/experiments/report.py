@@ -95,6 +95,7 @@ def current_dashboard(run: Run) -> Path:
         )
     page = run.folder / "report.html"
     sources = [run.options_file, run.report, run.checkpoint, *run.folder.glob("logs/*/*.csv")]
+    sources += [run.offline] if run.offline.is_file() else []
     newest = max(path.stat().st_mtime_ns for path in sources if path is not None)
     fresh = page.is_file() and page.stat().st_mtime_ns > newest
     if fresh and SECTION in page.read_text(encoding="utf-8"):
