@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rcdt_agent.experiments.benchmark import fill_page
+from rcdt_agent.experiments.benchmark.results import score_range
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = json.loads((DOCS / "results.json").read_text())
@@ -31,3 +33,11 @@ def test_a_figure_of_the_page_by_hand():
     rows = (DOCS / "results.md").read_text().splitlines()
     (row,) = [line for line in rows if line.startswith("| cdt | 10 |")]
     assert f"{np.mean(costs):.1f} [" in row.replace("**", "")
+
+
+@pytest.mark.parametrize(
+    ("best", "top"), [(None, 7.0), (3.0, 3.0), (0.0, 0.0), (-10.0, 7.0), (-11.0, 7.0)]
+)
+def test_scores_end_at_the_best_within_the_budget_where_it_is_above_the_lowest(best, top):
+    task = {"return_range": [-10.0, 7.0], "best_within": best}
+    assert score_range(task) == (-10.0, top)

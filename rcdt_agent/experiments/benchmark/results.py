@@ -202,10 +202,12 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
 def score_range(task: dict[str, Any]) -> tuple[float, float]:
     """What is 0 and 1: the lowest return of the file, and the best within the largest budget.
 
-    DSRL's published range for its own data. An unsafe outlier of another file sets no scale.
+    DSRL's published range for its own data; the file's where nothing within the budget returns more
+    than the lowest. An unsafe outlier of another file sets no scale.
     """
     low, high = task["return_range"]
-    return low, task.get("best_within") or high
+    best = task.get("best_within")
+    return low, high if best is None or best <= low else best
 
 
 def best_of(found: Sequence[MethodSummary], *, strict: bool) -> str | None:

@@ -309,7 +309,7 @@ def _sources(results: Results) -> str:
 
 def _scale(task: dict[str, Any]) -> str:
     low, high = score_range(task)
-    if task.get("best_within"):
+    if high == task.get("best_within"):
         return (
             f"score 0 at its lowest return, {low:.4g}, and 1 at the best within the largest "
             f"budget, {high:.4g} (its range ends at {task['return_range'][1]:.4g})"
