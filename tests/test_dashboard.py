@@ -218,7 +218,7 @@ def test_the_page_is_written_only_if_need_be(run):
     assert current_dashboard(run) == page and page.stat().st_mtime_ns == before
     os.utime(run.report, ns=(before + 10, before + 10))  # evaluated since
     assert current_dashboard(run) == page and page.stat().st_mtime_ns != before
-    run.offline.write_text("{}")
+    run.offline.write_text(json.dumps({"results": []}))
     later = page.stat().st_mtime_ns + 10
     os.utime(run.offline, ns=(later, later))  # estimated since
     assert current_dashboard(run) == page and page.stat().st_mtime_ns != later - 10
