@@ -4,8 +4,8 @@
     python benchmarks/results_page.py results docs
 
 writes docs/results.json, fills the tables between the marks of docs/results.md, and draws
-docs/images/results_*.png. `--degraded FOLDER` adds a benchmark of degraded data, whose marks begin
-with `degraded/`.
+docs/images/results_*.png. `--also unseen=FOLDER degraded=FOLDER` adds further benchmarks, whose
+tables are marked `unseen/main`, and whose JSON is docs/results_unseen.json.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ import tyro
 
 from rcdt_agent.experiments.benchmark import collect_results, dump_results, fill_page
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers
-from rcdt_agent.experiments.benchmark.results import Results
 
 
 @dataclass
 class Settings:
     folder: tyro.conf.Positional[Path]
     docs: tyro.conf.Positional[Path] = Path("docs")
-    degraded: Path | None = None
+    also: tuple[str, ...] = ()
 
 
-def store(folder: Path, name: Path, page: str, prefix: str) -> tuple[str, Results]:
-    """Write one benchmark's JSON and fill its tables."""
+def store(folder: Path, docs: Path, page: str, name: str = "") -> str:
+    """Write one benchmark's JSON and pictures, and fill its tables in the page."""
     results = collect_results(folder)
-    name.write_text(dump_results(results))
-    return fill_page(page, results, prefix=prefix), results
+    stem = f"results_{name}" if name else "results"
+    (docs / f"{stem}.json").write_text(dump_results(results))
+    for path in draw_frontiers(folder, results):
+        picture = path.name.lower().replace("-", "_").removeprefix("frontier_")
+        (docs / "images" / f"{stem}_{picture}").write_bytes(path.read_bytes())
+    return fill_page(page, results, prefix=f"{name}/" if name else "")
 
 
 def main(settings: Settings) -> None:
     """Rebuild everything that comes from results."""
-    docs, page = settings.docs, settings.docs / "results.md"
-    text, results = store(settings.folder, docs / "results.json", page.read_text(), "")
-    if settings.degraded is not None:
-        text, _ = store(settings.degraded, docs / "results_degraded.json", text, "degraded/")
+    page = settings.docs / "results.md"
+    text = store(settings.folder, settings.docs, page.read_text())
+    for entry in settings.also:
+        name, _, folder = entry.partition("=")
+        text = store(Path(folder), settings.docs, text, name)
     page.write_text(text)
-    for path in draw_frontiers(settings.folder, results):
-        name = path.name.lower().replace("-", "_").removeprefix("frontier_")
-        (docs / "images" / f"results_{name}").write_bytes(path.read_bytes())
 
 
 if __name__ == "__main__":

@@ -1,67 +1,68 @@
-"""Dict observations: Safety-Gymnasium's PointCircle, with its sensors by name.
+"""Dict observations: Bullet's BallRun with its sensors by name.
 
-Scripted drivers are recorded on their rounds, which cross the walls as often as each cares; one
-policy then crosses them as often as each budget allows.
+The recording in `datasets/` is read as one flat array; here its columns get names, as a robot's
+log has them, and so do the observations of the simulator.
 
     python examples/dict_observations.py
-    python examples/dict_observations.py --n-drives 10 --total-steps 20 --n-episodes 1
+    python examples/dict_observations.py --total-steps 20 --n-episodes 1
 
-Needs the extra `safety-gymnasium`.
+Needs the extra `bullet`, and the repository's folder `datasets`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import h5py
 import numpy as np
+import numpy.typing as npt
 import tyro
+from gymnasium.spaces import Box, Dict
 
-from rcdt_agent import RCDT, TrajectoryDataset, get_task, make_env
-from rcdt_agent.collect import TrajectoryRecorder
-from rcdt_agent.collect.behaviours import make_controller
+from rcdt_agent import RCDT, TrajectoryDataset, make_env
 from rcdt_agent.evaluation import BudgetReport
 
-TASK = "PointCircle1"
-BUDGETS = (20.0, 40.0, 80.0)
+TASK = "OfflineBallRun-v0"
+RECORDING = Path(__file__).parents[1] / "datasets" / "OfflineBallRun-v0-mixed-800.hdf5"
+SENSORS = {"position": slice(0, 2), "velocity": slice(2, 4), "rotation": slice(4, 7)}
+SPACE = Dict({name: Box(-np.inf, np.inf, (s.stop - s.start,)) for name, s in SENSORS.items()})
 
 
-def make_sensors() -> gym.Env[Any, Any]:
-    """The task with a `Dict` of accelerometer, circle_lidar, gyro, magnetometer, velocimeter."""
-    return make_env(TASK, config={"agent_name": "Point", "observation_flatten": False})
+def by_name(rows: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+    """Observations (..., 7) as a dict of sensors."""
+    return {name: rows[..., columns] for name, columns in SENSORS.items()}
 
 
-def record(n_drives: int, seed: int = 0) -> TrajectoryDataset:
-    """Drives with habits drawn at random, from careful to reckless."""
-    env = TrajectoryRecorder(make_sensors())
-    driver = make_controller("scripted", get_task(TASK))
-    for drive in range(seed, seed + n_drives):
-        obs, _ = env.reset(seed=drive)
-        driver.begin(env, np.random.default_rng(drive))
-        done = False
-        while not done:
-            obs, _, terminated, truncated, _ = env.step(driver.act(obs))
-            done = terminated or truncated
-    data = env.dataset()
-    env.close()
-    return data
+class NamedSensors(gym.ObservationWrapper[Any, Any, Any]):
+    """The simulator with a `Dict` of position, velocity and rotation."""
+
+    observation_space = SPACE
+
+    def observation(self, observation: npt.NDArray[Any]) -> dict[str, npt.NDArray[Any]]:
+        """Name the columns."""
+        return by_name(np.asarray(observation, dtype=np.float32))
 
 
-def main(
-    n_drives: int = 150, total_steps: int = 2_000, n_episodes: int = 10, seed: int = 0
-) -> BudgetReport:
-    """Record, train once, drive at three budgets.
+def main(total_steps: int = 3_000, n_episodes: int = 20, seed: int = 0) -> BudgetReport:
+    """Train once, run at three budgets.
 
     Args:
-        n_drives: Recorded episodes.
         total_steps: Gradient steps.
         n_episodes: Episodes at each budget.
-        seed: Of recording and training.
+        seed: Of training.
     """
-    data = record(n_drives, seed)
-    print(data.summary())
-    agent = RCDT(preset="tiny", seed=seed).learn(data, total_steps=total_steps)
-    report = agent.evaluate(make_sensors, BUDGETS, n_episodes=n_episodes, seed=10_000)
+    with h5py.File(RECORDING) as file:
+        log = {
+            key: file[key][:] for key in ("actions", "rewards", "costs", "terminals", "timeouts")
+        }
+        log["observations"] = by_name(file["observations"][:])
+    data = TrajectoryDataset.from_arrays(**log, observation_space=SPACE)
+    agent = RCDT(preset="cpu", seed=seed).learn(data, total_steps=total_steps, progress_bar=True)
+    report = agent.evaluate(
+        lambda: NamedSensors(make_env(TASK)), [10, 20, 40], n_episodes=n_episodes, seed=5_000
+    )
     print(report.as_table())
     return report
 

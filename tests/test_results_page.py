@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,16 @@ from rcdt_agent.experiments.benchmark.results import score_range
 
 DOCS = Path(__file__).parent.parent / "docs"
 RESULTS = json.loads((DOCS / "results.json").read_text())
+PAGE = (DOCS / "results.md").read_text()
 
 
 def test_the_page_is_rebuilt_from_the_json():
-    page = (DOCS / "results.md").read_text()
-    assert fill_page(page, RESULTS) == page
+    assert fill_page(PAGE, RESULTS) == PAGE
+    others = {name for name in re.findall(r"<!-- table:(\w+)/", PAGE)}
+    assert others == {path.stem.removeprefix("results_") for path in DOCS.glob("results_*.json")}
+    for name in others:
+        other = json.loads((DOCS / f"results_{name}.json").read_text())
+        assert fill_page(PAGE, other, prefix=f"{name}/") == PAGE
 
 
 def test_a_figure_of_the_page_by_hand():
@@ -30,7 +36,7 @@ def test_a_figure_of_the_page_by_hand():
         if result["budget"] == 10
         for cost in result["costs"]
     ]
-    rows = (DOCS / "results.md").read_text().splitlines()
+    rows = PAGE.split("\n## BallCircle\n")[1].split("\n## ")[0].splitlines()
     (row,) = [line for line in rows if line.startswith("| cdt | 10 |")]
     assert f"{np.mean(costs):.1f} [" in row.replace("**", "")
 
