@@ -172,9 +172,12 @@ def write_offline(run: Run, report: OfflineReport) -> Path:
 
 
 def read_offline(run: Run) -> dict[str, Any] | None:
-    """What `write_offline` kept, if the agent is still the one that was estimated."""
-    found = read_estimates(run.offline)
-    return found if found is not None and found.get("agent_sha256") == agent_digest(run) else None
+    """What `write_offline` kept, if the agent is still the one that was estimated.
+
+    Raises:
+        InvalidArgumentError: The file is damaged.
+    """
+    return read_estimates(run.offline, agent_digest(run))
 
 
 def _key(entry: dict[str, Any]) -> tuple[float, ...]:

@@ -72,7 +72,7 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     rules: dict[str, Rule] = {
         "env": _text, "seed": is_whole, "return_range": _pair, "range_source": _text,
     }  # fmt: skip
-    found = _read(path, rules, _MEASURED, _MEASURED_PER_COST)
+    found = _checked(path, _load(path), rules, _MEASURED, _MEASURED_PER_COST)
     for result in found["results"] if found else ():
         costs = result["costs"]
         columns = costs.values() if isinstance(costs, Mapping) else [costs]
@@ -83,8 +83,8 @@ def read_evaluation(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def read_estimates(path: Path) -> dict[str, Any] | None:
-    """A stored `OfflineReport`, or None if there is no such file.
+def read_estimates(path: Path, agent_digest: str) -> dict[str, Any] | None:
+    """A stored `OfflineReport`, or None if there is none, or it is of another agent.
 
     Raises:
         InvalidArgumentError: The file does not hold one.
@@ -92,7 +92,10 @@ def read_estimates(path: Path) -> dict[str, Any] | None:
     rules: dict[str, Rule] = {
         "dataset": _text, "limits": _text, "check": lambda value: isinstance(value, Mapping),
     }  # fmt: skip
-    found = _read(path, rules, _ESTIMATED, _ESTIMATED_PER_COST)
+    found = _load(path)
+    if isinstance(found, dict) and found.get("agent_sha256") != agent_digest:
+        return None
+    found = _checked(path, found, rules, _ESTIMATED, _ESTIMATED_PER_COST)
     for result in found["results"] if found else ():
         budget = result["budget"]
         names = {"return", *(budget if isinstance(budget, Mapping) else ["cost"])}
@@ -101,13 +104,20 @@ def read_estimates(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _read(
-    path: Path, rules: Mapping[str, Rule], plain: Mapping[str, Rule], per_cost: Mapping[str, Rule]
-) -> dict[str, Any] | None:
+def _load(path: Path) -> Any:
     try:
-        found = read_json(path)
+        return read_json(path)
     except (ValueError, RecursionError) as error:  # no JSON, or no text
         raise InvalidArgumentError(f"{path}: damaged, not JSON ({error}).") from error
+
+
+def _checked(
+    path: Path,
+    found: Any,
+    rules: Mapping[str, Rule],
+    plain: Mapping[str, Rule],
+    per_cost: Mapping[str, Rule],
+) -> dict[str, Any] | None:
     if found is None:
         return None
     if not isinstance(found, dict) or not isinstance(found.get("results"), list):
