@@ -32,6 +32,8 @@ def store(folder: Path, docs: Path, page: str, name: str = "") -> str:
     stem = f"results_{name}" if name else "results"
     (docs / f"{stem}.json").write_text(dump_results(results))
     for path in draw_frontiers(folder, results):
+        if name and not path.name.startswith("frontier-"):
+            continue  # over all tasks: of the main benchmark alone
         picture = path.name.lower().replace("-", "_").removeprefix("frontier_")
         (docs / "images" / f"{stem}_{picture}").write_bytes(path.read_bytes())
     return fill_page(page, results, prefix=f"{name}/" if name else "")
