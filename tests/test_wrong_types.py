@@ -118,7 +118,7 @@ def entries(agent, data, folder):
         "from_npy": (TrajectoryDataset.from_npy, None, {}),
         "from_minari": (TrajectoryDataset.from_minari, None, {}),
         "to_npy": (data.to_npy, None, {}),
-        "to_hdf5": (data.to_hdf5, None, {}),
+        "to_hdf5": (data.to_hdf5, None, {"path": folder / "data.hdf5"}),
         "to_minari": (data.to_minari, None, {}),
         "coverage": (data.coverage, None, near),
         "alignment_bound": (data.alignment_bound, None, {**near, "epsilon": 0.1}),

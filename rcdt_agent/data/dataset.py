@@ -295,7 +295,9 @@ class TrajectoryDataset:
         """
         from rcdt_agent.data.hdf5 import write_hdf5
 
-        write_hdf5(self, check_path("path", path), check_whole("compression", compression))
+        if check_whole("compression", compression) > 9:
+            raise InvalidArgumentError(f"`compression` must be <= 9, got {compression}.")
+        write_hdf5(self, check_path("path", path), compression)
 
     def to_minari(self, dataset_id: str, **kwargs: Any) -> Any:
         """Write a new local Minari dataset, cost in the infos; arguments as `write_minari`."""
