@@ -357,7 +357,9 @@ def mutated_hdf5(base: bytes, number: int, rng: np.random.Generator) -> tuple[st
 
 def read_dataset(path: Path) -> None:
     data = TrajectoryDataset.from_hdf5(path)
-    for values in (data.observations, data.actions, data.rewards, data.final_observations):
+    assert data.actions.dtype == (np.int64 if data.discrete_actions else np.float32)
+    assert np.isfinite(data.actions).all()
+    for values in (data.observations, data.rewards, data.final_observations):
         assert values.dtype == np.float32 and np.isfinite(values).all()
     assert (data.costs >= 0).all() and len(data) >= 1
     assert data.offsets[0] == 0 and data.offsets[-1] == len(data.actions) == len(data.costs)

@@ -89,7 +89,9 @@ def test_the_source_archive_holds_what_its_tests_need(built):
     _, archive = built
     with tarfile.open(archive) as tar:
         names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
-    tracked = run("git", "-C", ROOT, "ls-files", "tests", "docs", "examples", "*.md", "Makefile")
+    tracked = run(
+        "git", "-C", ROOT, "ls-files", "tests", "docs", "examples", ":(glob)*.md", "Makefile"
+    )
     assert set(tracked.split()) <= names
     assert {"CITATION.cff", "mkdocs.yml", ".github/workflows/tests.yml"} <= names
     assert not [name for name in names if name.endswith((".pyc", ".so", ".zip"))]
