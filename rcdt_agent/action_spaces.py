@@ -7,13 +7,11 @@ between two. The networks see them in one-hot form, one choice after the other.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
-import torch
-from torch import Tensor, nn
+import numpy.typing as npt
 
 from rcdt_agent.action_range import ActionRange
 from rcdt_agent.errors import InvalidArgumentError
@@ -25,54 +23,38 @@ MAX_OPTIONS = 1_000_000
 """Of all choices of an action together."""
 
 
-class Choices(nn.Module):
-    """The choices of a discrete space, and their one-hot form; A options in k choices.
+def options(space: gym.Space[Any]) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """How many options each choice of a discrete space has, and the first one's number.
 
-    Attributes:
-        counts: (k,) options of each choice.
-        starts: (k,) number of the first option of each choice.
+    None of a Box.
+
+    Raises:
+        InvalidArgumentError: There is no option, or there are too many.
     """
-
-    column: Tensor
-    value: Tensor
-
-    def __init__(self, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
-        """Take the options of each choice; they are numbered from `starts`, default 0."""
-        super().__init__()
-        self.counts = tuple(int(count) for count in counts)
-        self.starts = tuple(int(start) for start in starts or (0,) * len(self.counts))
-        if not self.counts or min(self.counts) < 1 or sum(self.counts) > MAX_OPTIONS:
-            raise InvalidArgumentError(
-                f"`action_space` must have 1 to {MAX_OPTIONS} options, got {self.counts[:8]}."
-            )
-        values = [
-            torch.arange(n) + start for n, start in zip(self.counts, self.starts, strict=True)
-        ]
-        columns = [torch.full((n,), j) for j, n in enumerate(self.counts)]
-        # Of each place of the one-hot form: which choice, and which option of it.
-        self.register_buffer("column", torch.cat(columns), persistent=False)
-        self.register_buffer("value", torch.cat(values), persistent=False)
-
-    @classmethod
-    def of(cls, space: gym.Space[Any]) -> Choices | None:
-        """Those of a discrete space; None of a Box."""
-        if isinstance(space, gym.spaces.Discrete):
-            return cls([int(space.n)], [int(space.start)])
-        if isinstance(space, gym.spaces.MultiBinary):
-            return cls((2,) * min(math.prod(space.shape), MAX_OPTIONS))
-        if isinstance(space, gym.spaces.MultiDiscrete):
-            return cls(space.nvec.ravel().tolist(), _starts(space).ravel().tolist())
+    if isinstance(space, gym.spaces.Discrete):
+        found: tuple[list[int], list[int]] = [int(space.n)], [int(space.start)]
+    elif isinstance(space, gym.spaces.MultiBinary):
+        n = min(math.prod(space.shape), MAX_OPTIONS)
+        found = [2] * n, [0] * n
+    elif isinstance(space, gym.spaces.MultiDiscrete):
+        found = space.nvec.ravel().tolist(), _starts(space).ravel().tolist()
+    else:
         return None
+    counts, starts = (tuple(int(value) for value in values) for values in found)
+    check_options(counts)
+    return counts, starts
 
-    def encode(self, actions: Tensor) -> Tensor:
-        """One-hot form (..., A) of actions (..., k), which may be held as floats."""
-        return (actions[..., self.column] == self.value).float()
 
-    def decode(self, scores: Tensor) -> Tensor:
-        """(..., k) int64, of each choice the option of the largest score (..., A)."""
-        parts = torch.split(scores, list(self.counts), dim=-1)
-        chosen = torch.stack([part.argmax(-1) for part in parts], dim=-1)
-        return chosen + chosen.new_tensor(self.starts)
+def check_options(counts: tuple[int, ...]) -> None:
+    """Refuse choices without an option, and too many options.
+
+    Raises:
+        InvalidArgumentError: They are such.
+    """
+    if not counts or min(counts) < 1 or sum(counts) > MAX_OPTIONS:
+        raise InvalidArgumentError(
+            f"`action_space` must have 1 to {MAX_OPTIONS} options, got {counts[:8]}."
+        )
 
 
 def check_space(name: str, value: object) -> None:
@@ -92,7 +74,7 @@ def check_action_space(space: gym.Space[Any]) -> ActionSpace:
         InvalidArgumentError: It is neither a Box of floating-point numbers nor discrete.
     """
     if isinstance(space, DISCRETE):
-        Choices.of(space)
+        options(space)
         return space
     if isinstance(space, gym.spaces.Box) and np.issubdtype(space.dtype, np.floating):
         return space
@@ -111,10 +93,11 @@ def action_width(space: gym.Space[Any]) -> int:
 
 def action_range(space: gym.Space[Any]) -> ActionRange:
     """Bounds of the actions as data hold them: of a Box, or the options of each choice."""
-    choices = Choices.of(space)
-    if choices is not None:
-        low = np.array(choices.starts, dtype=np.float64)
-        return ActionRange(low=low, high=low + choices.counts - 1, whole=True)
+    found = options(space)
+    if found is not None:
+        counts, starts = found
+        low = np.array(starts, dtype=np.float64)
+        return ActionRange(low=low, high=low + counts - 1, whole=True)
     assert isinstance(space, gym.spaces.Box)
     low, high = (bound.ravel().astype(np.float64) for bound in (space.low, space.high))
     return ActionRange(low=low, high=high, whole=False)
@@ -122,13 +105,13 @@ def action_range(space: gym.Space[Any]) -> ActionRange:
 
 def same_actions(first: gym.Space[Any], second: gym.Space[Any]) -> bool:
     """Whether actions of one space are actions of the other: equal choices, or equal sizes."""
-    mine, yours = Choices.of(first), Choices.of(second)
+    mine, yours = options(first), options(second)
     if mine is None or yours is None:
         return mine is yours and action_width(first) == action_width(second)
-    return (mine.counts, mine.starts) == (yours.counts, yours.starts)
+    return mine == yours
 
 
-def as_space(actions: Tensor | np.ndarray[Any, Any], space: gym.Space[Any]) -> Any:
+def as_space(actions: npt.ArrayLike, space: gym.Space[Any]) -> Any:
     """Actions (N, k) in the shape and type of the space, with a leading axis."""
     rows = np.asarray(actions).reshape(-1, *(space.shape or ()))
     return rows.astype(space.dtype) if isinstance(space, DISCRETE) else rows
@@ -136,11 +119,11 @@ def as_space(actions: Tensor | np.ndarray[Any, Any], space: gym.Space[Any]) -> A
 
 def discrete_to_dict(space: DiscreteSpace) -> dict[str, Any]:
     """A discrete space as plain values."""
-    choices = Choices.of(space)
-    assert choices is not None
+    found = options(space)
+    assert found is not None
     kind = type(space).__name__
     shape = [int(size) for size in space.shape or ()]
-    return {"kind": kind, "counts": choices.counts, "starts": choices.starts, "shape": shape}
+    return {"kind": kind, "counts": found[0], "starts": found[1], "shape": shape}
 
 
 def discrete_from_dict(values: dict[str, Any]) -> DiscreteSpace:
@@ -149,17 +132,17 @@ def discrete_from_dict(values: dict[str, Any]) -> DiscreteSpace:
     Raises:
         InvalidArgumentError: No such space.
     """
-    choices, shape = Choices(values["counts"], values["starts"]), tuple(values["shape"])
-    if len(choices.counts) != math.prod(shape):
-        raise InvalidArgumentError(f"{len(choices.counts)} choices, but a shape of {shape}")
+    counts, starts, shape = (tuple(values[key]) for key in ("counts", "starts", "shape"))
+    check_options(counts)
+    if not len(counts) == len(starts) == math.prod(shape):
+        raise InvalidArgumentError(f"{len(counts)} choices, but a shape of {shape}")
     if values["kind"] == "Discrete":
-        return gym.spaces.Discrete(choices.counts[0], start=choices.starts[0])
+        return gym.spaces.Discrete(counts[0], start=starts[0])
     if values["kind"] == "MultiBinary":
         return gym.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)
     if values["kind"] != "MultiDiscrete":
         raise InvalidArgumentError(f"`kind` of a space must be known, got {values['kind']!r}")
-    counts = np.reshape(choices.counts, shape)
-    return gym.spaces.MultiDiscrete(counts, start=np.reshape(choices.starts, shape))
+    return gym.spaces.MultiDiscrete(np.reshape(counts, shape), start=np.reshape(starts, shape))
 
 
 def _starts(space: gym.spaces.MultiDiscrete) -> np.ndarray[Any, Any]:

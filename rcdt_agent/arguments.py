@@ -98,5 +98,6 @@ def as_floats(
     try:
         return np.asarray(values, dtype=np.float32)
     except (TypeError, ValueError) as cause:
-        got = repr(values) if np.ndim(values) == 0 else str(cause)
+        plain = not isinstance(values, list | tuple | np.ndarray)
+        got = repr(values) if plain else str(cause)
         raise error(f"{where}`{name}` must be numbers of one shape, got {got}.") from cause

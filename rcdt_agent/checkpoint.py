@@ -15,27 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-import gymnasium as gym
-import numpy as np
 import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from rcdt_agent._io import atomic_write
-from rcdt_agent.action_spaces import ActionSpace, discrete_from_dict, discrete_to_dict
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError, TrainingError
-from rcdt_agent.images import image_space, is_image
 
 FORMAT = "rcdt_agent"
 FORMAT_VERSION = 2
 META, TENSORS = "meta.json", "tensors.safetensors"
-IMAGE = "Image"
-"""Kind of a space of images, whose bounds need not be stored byte by byte."""
-SPACE_DTYPES = (
-    "float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16",
-    "uint32", "uint64", "bool",
-)  # fmt: skip
 
 
 def write_checkpoint(
@@ -207,35 +197,6 @@ def unflatten_state(tensors: dict[str, Tensor], plain: Any) -> Any:
     if "list" in plain:
         return [unflatten_state(tensors, inner) for inner in plain["list"]]
     return plain["value"]
-
-
-def space_to_dict(space: ActionSpace) -> dict[str, Any]:
-    """A space as plain values."""
-    if not isinstance(space, gym.spaces.Box):
-        return discrete_to_dict(space)
-    if is_image(space):
-        return {"kind": IMAGE, "shape": space.shape}
-    bounds = [
-        [None if np.isinf(value) else float(value) for value in array.ravel()]
-        for array in (space.low, space.high)
-    ]
-    return {"low": bounds[0], "high": bounds[1], "shape": space.shape, "dtype": str(space.dtype)}
-
-
-def space_from_dict(values: dict[str, Any]) -> Any:
-    """The inverse of `space_to_dict`."""
-    if values.get("kind") == IMAGE:
-        return image_space(values["shape"])
-    if "kind" in values:
-        return discrete_from_dict(values)
-    low, high = (
-        np.array([fill if v is None else v for v in values[key]]).reshape(values["shape"])
-        for key, fill in (("low", -np.inf), ("high", np.inf))
-    )
-    if values["dtype"] not in SPACE_DTYPES:  # numpy would parse any text
-        raise CheckpointError(f"`dtype` of a space must be a number's, got {values['dtype']!r}")
-    dtype: Any = np.dtype(values["dtype"])
-    return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
 
 
 def _write_zip(file: BinaryIO, text: str, tensors: dict[str, Tensor]) -> None:

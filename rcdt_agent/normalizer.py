@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.action_spaces import ActionSpace, Choices
+from rcdt_agent.action_spaces import ActionSpace
+from rcdt_agent.choices import Choices
 from rcdt_agent.config import TokenShape
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.sums import mean_and_std

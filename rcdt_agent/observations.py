@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.checkpoint import space_from_dict, space_to_dict
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.images import (
     ImageShape,
@@ -28,6 +27,7 @@ from rcdt_agent.images import (
     images_of,
     is_image,
 )
+from rcdt_agent.stored_spaces import space_from_dict, space_to_dict
 
 Leaf = tuple[str, gym.Space[Any]]
 Rows = npt.NDArray[Any]

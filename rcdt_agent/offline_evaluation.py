@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rcdt_agent._io import write_text
 from rcdt_agent._types import Float32Array, Float64Array, Int64Array
-from rcdt_agent.action_spaces import Choices
 from rcdt_agent.arguments import check_flags, check_whole
+from rcdt_agent.choices import Choices
 from rcdt_agent.costs import budget_label, by_name
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import AnyData, as_dataset

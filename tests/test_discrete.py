@@ -12,12 +12,13 @@ import torch
 from conftest import small_settings
 
 from rcdt_agent import RCDT, TrajectoryDataset, load_agent
-from rcdt_agent.action_spaces import Choices, check_action_space
+from rcdt_agent.action_spaces import check_action_space
 from rcdt_agent.actions import Categorical, CategoricalHead, Gaussian
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
-from rcdt_agent.checkpoint import space_from_dict, space_to_dict
+from rcdt_agent.choices import Choices
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.normalizer import Normalizer, data_action_space
+from rcdt_agent.stored_spaces import space_from_dict, space_to_dict
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import discrete_actions as cliff

@@ -18,7 +18,6 @@ from test_examples import load
 from rcdt_agent import BC, RCDT, ReturnCostTokens, TrajectoryDataset, VectorReturnCostTokens
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.algorithms.held_out import critic_errors
-from rcdt_agent.checkpoint import space_from_dict, space_to_dict
 from rcdt_agent.collect import TrajectoryRecorder
 from rcdt_agent.data.mapped import hdf5_to_npy, is_mapped
 from rcdt_agent.data.sampler import WindowSampler
@@ -26,6 +25,7 @@ from rcdt_agent.encoders import ImageEncoder
 from rcdt_agent.errors import CheckpointError, DatasetError, InvalidArgumentError
 from rcdt_agent.images import image_shape
 from rcdt_agent.observations import ObservationLayout
+from rcdt_agent.stored_spaces import space_from_dict, space_to_dict
 
 S = gym.spaces
 SHAPE, LAST = (2, 16, 20), (16, 20, 2)

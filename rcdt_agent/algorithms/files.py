@@ -20,8 +20,6 @@ from rcdt_agent.checkpoint import (
     flatten_state,
     load_module,
     read_checkpoint,
-    space_from_dict,
-    space_to_dict,
     to_path,
     unflatten_state,
     write_checkpoint,
@@ -29,6 +27,7 @@ from rcdt_agent.checkpoint import (
 from rcdt_agent.errors import CheckpointError, InvalidArgumentError
 from rcdt_agent.images import image_shape
 from rcdt_agent.observations import ObservationLayout
+from rcdt_agent.stored_spaces import space_from_dict, space_to_dict
 from rcdt_agent.tasks.registry import get_task
 
 if TYPE_CHECKING:

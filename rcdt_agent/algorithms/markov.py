@@ -20,9 +20,10 @@ from torch import Tensor, nn
 
 from rcdt_agent import distributed, losses
 from rcdt_agent._types import Float32Array
-from rcdt_agent.action_spaces import ActionSpace, Choices, action_width
+from rcdt_agent.action_spaces import ActionSpace, action_width
 from rcdt_agent.algorithms.base import OfflineAlgorithm
 from rcdt_agent.base_config import BASE_RULES, BaseConfig, Rule, check_fields, preset_config
+from rcdt_agent.choices import Choices
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import Outcomes
 from rcdt_agent.data.transitions import TransitionSampler

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from rcdt_agent import losses
 from rcdt_agent._types import BoolArray, Float32Array
-from rcdt_agent.action_spaces import ActionSpace, Choices, action_width
+from rcdt_agent.action_spaces import ActionSpace, action_width
 from rcdt_agent.actions import ActionDistribution
+from rcdt_agent.choices import Choices
 from rcdt_agent.config import Config
 from rcdt_agent.costs import columns, cost_signals, refuse_several
 from rcdt_agent.critics import TwinCritics
