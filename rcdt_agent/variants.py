@@ -16,7 +16,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "n_layers": 1,
         "n_heads": 4,
         "embedding_size": 64,
-        "context_length": 1,
+        "context_length": 8,
         "batch_size": 512,
         "total_steps": 3_000,
         "learning_rate": 2e-3,
