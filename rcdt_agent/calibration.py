@@ -10,7 +10,7 @@ import numpy as np
 from rcdt_agent._types import Float64Array
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import MIN_TRAJECTORIES
-from rcdt_agent.deploy.conditioning import TokenCalibration, isotonic_fit, token_grid
+from rcdt_agent.deploy.token_calibration import TokenCalibration, isotonic_fit, token_grid
 from rcdt_agent.errors import DatasetError
 from rcdt_agent.evaluation import EnvSource, evaluate_budgets, task_budgets
 from rcdt_agent.fitted_q import FQEConfig

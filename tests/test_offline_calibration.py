@@ -10,7 +10,7 @@ import pytest
 from rcdt_agent import RCDT, TrajectoryDataset
 from rcdt_agent.calibration import from_estimates
 from rcdt_agent.cli import run_command
-from rcdt_agent.deploy.conditioning import TokenCalibration
+from rcdt_agent.deploy.token_calibration import TokenCalibration
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.fitted_q import FQEConfig
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers

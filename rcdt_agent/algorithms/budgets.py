@@ -27,9 +27,10 @@ from rcdt_agent.config import DEPLOYMENT, TRAINING, Config
 from rcdt_agent.costs import ONE_COST, CostBudget, budget_label, by_name, refuse_several
 from rcdt_agent.data.readers import AnyData, as_dataset
 from rcdt_agent.deploy.checks import check_budgets, check_cost_budget, check_target_request
-from rcdt_agent.deploy.conditioning import TargetReturn, TokenCalibration
+from rcdt_agent.deploy.conditioning import TargetReturn
 from rcdt_agent.deploy.policy import ConditionedPolicy
 from rcdt_agent.deploy.state import AgentState
+from rcdt_agent.deploy.token_calibration import TokenCalibration
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import EnvSource, check_rollouts
 from rcdt_agent.fitted_q import FQEConfig

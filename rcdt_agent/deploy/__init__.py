@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rcdt_agent.deploy.conditioning import Conditioning, TokenCalibration
+    from rcdt_agent.deploy.conditioning import Conditioning
     from rcdt_agent.deploy.state import AgentState
+    from rcdt_agent.deploy.token_calibration import TokenCalibration
     from rcdt_agent.deploy.vector_wrapper import VectorReturnCostTokens
     from rcdt_agent.deploy.wrappers import ReturnCostTokens
 
@@ -23,7 +24,7 @@ _LAZY = {
     "AgentState": "state",
     "Conditioning": "conditioning",
     "ReturnCostTokens": "wrappers",
-    "TokenCalibration": "conditioning",
+    "TokenCalibration": "token_calibration",
     "VectorReturnCostTokens": "vector_wrapper",
 }
 
