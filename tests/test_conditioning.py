@@ -14,13 +14,9 @@ from rcdt_agent import RCDT, AgentState, TrajectoryDataset
 from rcdt_agent.actions import Gaussian
 from rcdt_agent.critics import TwinCritics
 from rcdt_agent.data.frontier import Outcomes, ReturnToGoTable
-from rcdt_agent.deploy.conditioning import (
-    Conditioning,
-    TokenCalibration,
-    isotonic_fit,
-    token_grid,
-)
+from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.deploy.shield import CriticShield
+from rcdt_agent.deploy.token_calibration import TokenCalibration, isotonic_fit, token_grid
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.tasks.speed_limit import ENV_ID
 from rcdt_agent.variants import make_config
