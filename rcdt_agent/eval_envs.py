@@ -25,6 +25,12 @@ EnvSource = str | Env | Callable[[], Env] | None
 
 _DEFAULT_N_ENVS = 16
 
+NO_ENVIRONMENT = (
+    "`env` must be given for an agent without a task: an environment or its id, on the command "
+    "line `--env my_package:Name-v0`."
+)
+"""Where a roll-out is asked for and nothing says in what."""
+
 
 class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
     """Resets with the next seed of a list, however the vector environment resets.
@@ -108,7 +114,7 @@ def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env]
     """A function that makes the environment, its name, and how many to make in one process."""
     if env is None:
         if agent.task is None:
-            raise InvalidArgumentError("`env` must be given for an agent without a task.")
+            raise InvalidArgumentError(NO_ENVIRONMENT)
         env = agent.task.id
     if isinstance(env, str):
         try:

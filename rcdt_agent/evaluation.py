@@ -266,7 +266,10 @@ def task_budgets(agent: Agent[Any, Any], budgets: Budgets) -> Sequence[Any]:
     if budgets is not None:
         return [float(budget) for budget in check_budgets(budgets)]
     if agent.task is None:
-        raise InvalidArgumentError("`budgets` must be given for an agent without a task.")
+        raise InvalidArgumentError(
+            "`budgets` must be given for an agent without a task: `budgets=(5, 10, 20)`, on the "
+            "command line `--budgets 5 10 20`. `rcdt inspect` shows what the data cover."
+        )
     return agent.task.budgets
 
 

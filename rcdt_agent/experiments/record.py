@@ -20,7 +20,7 @@ from rcdt_agent.deploy.checks import check_budgets
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, step_cost
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.eval_envs import EnvSource, SeededEpisodes
+from rcdt_agent.eval_envs import NO_ENVIRONMENT, EnvSource, SeededEpisodes
 from rcdt_agent.evaluation import Budgets, check_agent, task_budgets
 from rcdt_agent.experiments.panels import (
     FAINT,
@@ -118,7 +118,7 @@ def record_episodes(
         raise InvalidArgumentError("`budgets` must not be empty.")
     if env is None:
         if agent.task is None:
-            raise InvalidArgumentError("`env` must be given for an agent without a task.")
+            raise InvalidArgumentError(NO_ENVIRONMENT)
         env = agent.task.id
     episodes = []
     with progress(progress_bar, unit="step", leave=False) as bar:
