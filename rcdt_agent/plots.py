@@ -78,7 +78,7 @@ def plot_return_cost(
     Args:
         returns: (M,) returns of the trajectories.
         costs: (M,) their costs.
-        weights: (M,) trajectory weights, Eq. (w-def); None: all points alike.
+        weights: (M,) weight of each trajectory in training; None: all points alike.
         cost_limit: c_lim of the weights, drawn as a line.
         budgets: Cost budgets, drawn as ticks on the cost axis.
         title: Above the picture.

@@ -6,10 +6,12 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from commands import rcdt
 
 from rcdt_agent import RCDT
 from rcdt_agent.data import TrajectoryDataset
+from rcdt_agent.data.weights import FrontierWeights
 from rcdt_agent.experiments.inspection import fitting_budgets, inspect_file
 from rcdt_agent.tasks.registry import guess_task
 from rcdt_agent.tasks.speed_limit import record_drivers
@@ -55,6 +57,42 @@ def test_figures(drivers, tmp_path):
     )  # fmt: skip
     assert shares[0] == f"{within.mean():.0%}"
     assert shares[1] == f"{data.episode_returns[within].max():.4g}"
+
+
+def test_trajectories_weigh_as_in_the_default_agent(drivers):
+    """The mean over a trajectory's steps of what its sampler draws windows by."""
+    _, data = drivers
+    agent = RCDT(preset="cpu")
+    agent.learn(data, 1)
+    weights = agent.sampler._frontier
+    found = FrontierWeights.from_config(data, agent.config, agent.policy.cost_limit)
+    means = found.of_trajectories(data)
+    for i in (0, 17, 59):
+        rows = slice(data.offsets[i], data.offsets[i + 1])
+        rtg, ctg = (torch.from_numpy(a[rows]) for a in (data.returns_to_go, data.costs_to_go))
+        assert means[i] == pytest.approx(weights(torch.arange(len(rtg)), rtg, ctg).mean(), rel=1e-5)
+    assert means.max() > 2 * means.min()  # and they tell trajectories apart
+
+
+def test_fields_of_the_papers_weights_show_those(drivers, tmp_path):
+    path, data = drivers
+    default, paper = (
+        inspect_file(path, tmp_path / "plane.png", **fields)
+        for fields in ({}, {"alpha": 1.0, "cost_limit": 20.0})
+    )
+    raw = torch.exp(torch.from_numpy(scaled(data.episode_returns))) * torch.sigmoid(
+        0.1 * (20.0 - torch.from_numpy(data.episode_costs))
+    )
+    weights = (raw / raw.mean()).clamp(max=10.0)
+    effective = f"{(weights.sum() ** 2 / (weights**2).sum()).item():.0f} of 60"
+    name = "effective trajectories under W"
+    shown = [dict(next(iter(tables.values())))[name] for tables in (default, paper)]
+    assert shown[1] == effective
+    assert shown[0] not in (effective, "60 of 60")
+
+
+def scaled(returns):
+    return (returns - returns.min()) / (returns.max() - returns.min())
 
 
 def test_what_is_asked_for_is_what_the_default_agent_asks_for(drivers, tmp_path):

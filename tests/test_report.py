@@ -92,6 +92,14 @@ def test_the_budget_table_is_the_evaluation(run):
         assert row[7] == f"{result['mean_return'] / optimal_return(result['budget']):.0%}"
 
 
+def test_trajectories_are_coloured_by_the_papers_weights(tmp_path):
+    config = make_config("tiny", weighting="return_cost", **SMALL | {"total_steps": 5})
+    run, agent = start_run(RunOptions(data="SpeedLimit", config=config), tmp_path / "run")
+    train_run(run, agent, progress_bar=False)
+    write_report(run)
+    assert "weight W (mean 1)" in (run.folder / "report.html").read_text()
+
+
 def test_all_parts_are_there(run):
     text = (run.folder / "report.html").read_text()
     page = Tags(text)
@@ -109,8 +117,9 @@ def test_all_parts_are_there(run):
     ]  # fmt: skip
     assert ["kappa", "10.0"] in same and ["learning_rate", "0.001"] in same
     assert {row[0] for row in versions[1:]} >= {"rcdt_agent", "torch", "numpy", "gymnasium"}
-    for words in ("cost budget asked for", "frontier of the data", "weight W (mean 1)", "q_loss"):
+    for words in ("cost budget asked for", "frontier of the data", "trajectory", "q_loss"):
         assert words in text  # the pictures' letters are text, which can be searched and read out
+    assert "weight W" not in text  # frontier weights are of steps: no trajectory has one
     drawings = re.findall(r"<svg role=.*?</svg>", text, flags=re.DOTALL)
     assert len(drawings) == 9
     for drawing in drawings:  # axes and letters take the page's colour, by day and by night

@@ -35,9 +35,11 @@ def test_what_is_searched():
     space = search_space(make_config("cpu", "rcdt"))
     assert space["eta"] == ("choice", (0.1, 0.3, 0.5))
     assert set(space) == {
-        "eta", "frontier_sharpness", "kappa_share", "learning_rate", "target_quantile",
-        "context_length",
+        "eta", "frontier_sharpness", "kappa_share", "learning_rate", "context_length",
     }  # fmt: skip
+    assert space["context_length"] == ("choice", (4, 8, 16))
+    one_step = make_config("cpu", context_length=1)
+    assert search_space(one_step)["context_length"] == ("choice", (1, 2))
     assert {"alpha", "gamma"} <= set(search_space(make_config("cpu", "rcdt-paper")))
     low, high = space["learning_rate"][1]
     assert low < make_config("cpu").learning_rate < high
@@ -160,7 +162,7 @@ def test_killed_and_started_again(file, tmp_path):
     expected = make_config(
         "tiny", "rcdt", gamma=0.05, replan=True, total_steps=40, **best["settings"]
     )
-    searched = ("learning_rate", "frontier_sharpness", "kappa_share", "target_quantile")
+    searched = ("learning_rate", "frontier_sharpness", "kappa_share", "context_length")
     same = replace(config, **{name: getattr(expected, name) for name in searched})
     assert same == expected
     for name in searched:

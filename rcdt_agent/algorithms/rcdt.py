@@ -69,12 +69,7 @@ class RCDT(CriticLearning):
         weights = outcome_weights(dataset.outcomes, config, policy.cost_limit)
         frontier = None
         if config.weighting == "frontier":
-            frontier = FrontierWeights(
-                dataset,
-                quantile=config.target_quantile,
-                cost_unit=policy.cost_limit,
-                sharpness=config.frontier_sharpness,
-            )
+            frontier = FrontierWeights.from_config(dataset, config, policy.cost_limit)
         self.sampler = WindowSampler(
             dataset,
             context_length=config.context_length,

@@ -80,9 +80,10 @@ def inspect(
         task: Task whose budgets are shown; guessed from the file name.
         budgets: Cost budgets to look at; by default the task's, or without a task round figures
             near the quartiles of the data's costs.
-        cost_limit: c_lim of the trajectory weights; by default the middle budget.
-        alpha: Sensitivity of the weights to return; by default the configuration's.
-        gamma: Sensitivity of the weights to cost; by default the configuration's.
+        cost_limit: Colour by the paper's weights, Eq. (w-def), with this c_lim; by default by how
+            close a trajectory's steps are to the frontier, which is what the default agent weighs.
+        alpha: The same, with this sensitivity to return.
+        gamma: The same, with this sensitivity to cost.
     """
     from rcdt_agent.experiments.inspection import inspect_file
 

@@ -103,6 +103,26 @@ class FrontierWeights:
             self._lookup = lambda steps, costs: several.quantiles(steps, costs, levels)
         self._least = 1e-3 * float(np.ptp(dataset.episode_returns)) or 1e-3
 
+    @classmethod
+    def from_config(
+        cls, dataset: TrajectoryDataset, config: Config, cost_unit: npt.ArrayLike
+    ) -> FrontierWeights:
+        """With a configuration's quantile and sharpness."""
+        return cls(
+            dataset,
+            quantile=config.target_quantile,
+            cost_unit=cost_unit,
+            sharpness=config.frontier_sharpness,
+        )
+
+    def of_trajectories(self, dataset: TrajectoryDataset) -> Tensor:
+        """(M,) mean weight of each trajectory's steps, shown with what they did cost."""
+        timesteps = np.concatenate([np.arange(length) for length in dataset.lengths])
+        columns = (timesteps, dataset.returns_to_go, dataset.costs_to_go)
+        weights = self(*(torch.from_numpy(np.ascontiguousarray(column)) for column in columns))
+        sums = np.add.reduceat(weights.double().numpy(), dataset.offsets[:-1])
+        return torch.from_numpy(sums / dataset.lengths).float()
+
     def __call__(self, timesteps: Tensor, rtg: Tensor, ctg: Tensor) -> Tensor:
         """(B,) weights of steps (B,) with these returns-to-go, shown with these cost tokens."""
         found = self._lookup(timesteps.cpu().numpy(), ctg.cpu().numpy())

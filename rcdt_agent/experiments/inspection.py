@@ -14,7 +14,7 @@ from rcdt_agent.config import Config
 from rcdt_agent.costs import refuse_several
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.frontier import ReturnToGoTable
-from rcdt_agent.data.weights import normalize_weights, outcome_weights
+from rcdt_agent.data.weights import FrontierWeights, normalize_weights, outcome_weights
 from rcdt_agent.deploy.conditioning import Conditioning
 from rcdt_agent.plots import plot_return_cost, save_figure
 from rcdt_agent.tasks.registry import get_task, guess_task
@@ -40,9 +40,12 @@ def inspect_file(
         picture: PNG to write.
         task: Task whose budgets are shown; default: guessed from the file name.
         budgets: Cost budgets to look at, >= 0; default: the task's, or some that fit the data.
-        cost_limit: c_lim of the weights; default: the middle budget.
-        alpha: Of the weights; default: the configuration's, as `gamma`.
-        gamma: Of the weights.
+        cost_limit: c_lim of Eq. (w-def); default: the middle budget.
+        alpha: Of Eq. (w-def); default: the configuration's, as `gamma`.
+        gamma: Of Eq. (w-def).
+
+    With one of the last three the weights are those of Eq. (w-def), without them the default
+    agent's: how close a trajectory's steps are to the frontier, on average.
 
     Raises:
         DatasetError: The file cannot be read.
@@ -54,15 +57,22 @@ def inspect_file(
     shown = tuple(sorted(budgets)) or (known.budgets if known else fitting_budgets(dataset))
     limit = shown[len(shown) // 2] if cost_limit is None else cost_limit
     given: dict[str, Any] = {"alpha": alpha, "gamma": gamma}
-    # What `rcdt train` uses.
-    config = make_config("cpu", **{k: value for k, value in given.items() if value is not None})
-    raw = outcome_weights(dataset.outcomes, config, limit)
+    given = {name: value for name, value in given.items() if value is not None}
+    by_equation = bool(given) or cost_limit is not None
+    if by_equation:
+        given["weighting"] = "return_cost"
+    config = make_config("cpu", **given)  # else what `rcdt train` uses
+    if by_equation:
+        raw = outcome_weights(dataset.outcomes, config, limit)
+    else:
+        frontier = FrontierWeights.from_config(dataset, config, max(limit, 1e-3))
+        raw = frontier.of_trajectories(dataset)
     weights = normalize_weights(raw, torch.ones_like(raw), config.max_weight).numpy()
     figure = plot_return_cost(
         dataset.episode_returns,
         dataset.episode_costs,
         weights,
-        cost_limit=limit,
+        cost_limit=limit if by_equation else None,
         budgets=shown,
         title=file.name,
     )

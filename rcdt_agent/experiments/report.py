@@ -358,7 +358,7 @@ def _caption(log: list[dict[str, float]], names: Sequence[str]) -> str:
 def _data(contents: _Contents) -> str:
     agent, outcomes = contents.agent, contents.agent.policy.outcomes
     weights, limits = None, [None] * len(outcomes.cost_names)
-    if isinstance(agent, RCDT):
+    if isinstance(agent, RCDT) and agent.config.weighting in ("return_cost", "expert"):
         raw = outcome_weights(outcomes, agent.config, agent.policy.cost_limit)
         weights = normalize_weights(raw, torch.ones_like(raw), agent.config.max_weight).numpy()
         limits = np.ravel(agent.policy.cost_limit).tolist()

@@ -44,15 +44,18 @@ SearchSpace = dict[str, tuple[str, tuple[Any, ...]]]
 def search_space(config: BaseConfig) -> SearchSpace:
     """What is searched: the learning rate, and what acts in the variant of RCDT.
 
-    Eta where there is Q guidance, what shapes the weights where there are some, and how far the
+    Half and twice the context length; the target return's quantile where there is a return token,
+    eta where there is Q guidance, what shapes the weights where there are some, and how far the
     cost penalty goes.
     """
     rate = config.learning_rate
     space: SearchSpace = {"learning_rate": ("log", (rate / 3, rate * 3))}
     if not isinstance(config, Config):
         return space
-    space["target_quantile"] = ("linear", (0.5, 0.95))
-    space["context_length"] = ("choice", (1, 2, 5) if config.context_length < 5 else (5, 10, 20))
+    length = config.context_length
+    space["context_length"] = ("choice", tuple(sorted({max(1, length // 2), length, 2 * length})))
+    if config.return_token:
+        space["target_quantile"] = ("linear", (0.5, 0.95))
     if config.q_guidance:
         space["eta"] = ("choice", (0.1, 0.3, 0.5))  # the paper's grid
     if config.weighting == "return_cost":
