@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -34,6 +35,11 @@ def check_cost_source(cost_key: Any, cost_fn: Any) -> None:
             f"{cost_key!r}."
         )
     check_functions(cost_fn=cost_fn)
+
+
+def kept_for(cost_fn: CostFunction | None, obs: Any) -> Any:
+    """A copy of an observation for a later `cost_fn`: environments may write into theirs."""
+    return copy.deepcopy(obs) if cost_fn else None
 
 
 class Step(NamedTuple):

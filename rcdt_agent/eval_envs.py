@@ -11,7 +11,7 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from rcdt_agent.costs import ONE_COST
 from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
-from rcdt_agent.env_step import CostFunction, CostKey, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, kept_for, read_step
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import PARALLEL_ENVS, get_task
@@ -59,6 +59,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         self._seeds = list(seeds)
         self._cost_key, self._cost_fn, self._cost_names = cost_key, cost_fn, cost_names
         self._obs: Any = None
+        self._before: Any = None
 
     @classmethod
     def around(
@@ -88,6 +89,7 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         own = self._seeds.pop(0) if self._seeds else None
         obs, info = self.env.reset(seed=own, options=options)
         self._obs = self._plain(obs)
+        self._before = kept_for(self._cost_fn, self._obs)
         return self._row(), info
 
     def step(self, action: Any) -> Any:
@@ -97,10 +99,11 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
             (self._plain(obs), *outcome),
             cost_key=self._cost_key,
             cost_fn=self._cost_fn,
-            before=self._obs,
+            before=self._before,
             action=action,
             cost_names=self._cost_names,
         )
+        self._before = kept_for(self._cost_fn, self._obs)
         return self._row(), reward, terminated, truncated, info
 
     def _row(self) -> Any:

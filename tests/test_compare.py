@@ -13,6 +13,7 @@ from rcdt_agent.cli import run_command
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.evaluation import evaluate_budgets
 from rcdt_agent.experiments.benchmark import collect_results
+from rcdt_agent.experiments.benchmark.results import summarize
 from rcdt_agent.experiments.compare import DEFAULT_METHODS, choose_budgets, parse_methods
 from rcdt_agent.experiments.comparison_page import Table, _number, comparison_table
 from rcdt_agent.experiments.offline import imitation_error
@@ -90,6 +91,43 @@ def test_table_picture_page_and_resumption(file, drivers, tmp_path, capsys):
     after = {path: path.stat().st_mtime_ns for path in out.glob("cells/**/*.zip")}
     assert {path: after[path] for path in before} == before and len(after) == 5 + 3
     assert "bc-safe-each" in capsys.readouterr().out
+
+
+def test_a_folder_keeps_to_its_budgets(file, tmp_path):
+    """Evaluations at other budgets would be averaged with those that are there."""
+    arguments = ["compare", str(file), *SMALL, "--output", str(tmp_path), "--methods", "bc"]
+    assert run_command([*arguments, "--budgets", "2", "10"]) == 0
+    with pytest.raises(InvalidArgumentError, match=r"=\[2.0, 10.0\], now budgets=\(10.0, 40.0\)"):
+        run_command([*arguments, "--budgets", "10", "40", "--seeds", "0", "1"])
+    results = collect_results(tmp_path)
+    assert len(results["cells"]) == 1
+    other = json.loads(json.dumps(results["cells"][0]))
+    other["evaluation"]["results"][0]["budget"] = 3.0
+    results["cells"].append(other)
+    with pytest.raises(InvalidArgumentError, match="seeds of bc have different budgets"):
+        summarize(results, "SpeedLimit", "bc")
+
+
+def test_one_seed_has_no_interval_and_no_best(file, tmp_path, capsys):
+    arguments = ["compare", str(file), *SMALL, "--output", str(tmp_path), "--methods", "bc"]
+    arguments += ["--budgets", "40", "70"]
+    assert run_command(arguments) == 0
+    (row, second, *_, note) = (
+        line
+        for line in capsys.readouterr().out.splitlines()
+        if line.startswith(("bc", " ", "Mean"))
+    )
+    results = collect_results(tmp_path)
+    (summary,) = (summarize(results, "SpeedLimit", "bc"),)
+    assert summary.keeps_all and row.split()[-1] == "2"
+    assert second.split() == ["0%", "over", "0%", "over"]
+    assert "None is marked as the best" in note and "No method keeps" not in note
+    assert "interval" not in note
+    assert run_command([*arguments, "--seeds", "0", "1"]) == 0
+    text = capsys.readouterr().out
+    low, high = summarize(collect_results(tmp_path), "SpeedLimit", "bc").budgets[0].cost_interval
+    assert f"[{_number(low)}, {_number(high)}]" in text
+    assert "95 % t intervals over seeds" in text and "bc *" in text
 
 
 def test_an_environment_of_gymnasium(drivers, tmp_path, capsys):

@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from rcdt_agent import RCDT, TrajectoryDataset, VectorReturnCostTokens
 from rcdt_agent.algorithms import ALGORITHMS, get_algorithm
 from rcdt_agent.collect import TrajectoryRecorder
-from rcdt_agent.errors import DatasetError, InvalidArgumentError
+from rcdt_agent.errors import DatasetError, InvalidArgumentError, StateError
 from rcdt_agent.experiments.evaluate import predict_latency
 from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
@@ -122,6 +122,22 @@ def test_what_does_not_fit_is_named(agent, change, words):
     obs = {key: value for key, value in obs.items() if value is not None}
     with pytest.raises(InvalidArgumentError, match=words):
         agent.predict(obs)
+
+
+def test_the_agent_holds_the_episode(agent):
+    """`reset` and `act` with a dict of the environment's own, as with `predict` and a state."""
+    obs = [split([1.0 + i, 2.0, 0.5, 0.5]) for i in range(3)]
+    expected, state = [], agent.begin()
+    for i in range(3):
+        action, state = agent.predict(obs[i], state)
+        state = state.observe(1.0, 0.5)
+        expected.append(action)
+    agent.reset()
+    found = [agent.act(obs[0]), agent.act(obs[1], 1.0, 0.5), agent.act(obs[2], 1.0, 0.5)]
+    np.testing.assert_array_equal(found, expected)
+    assert agent.episode.cost_to_go == agent.cost_budget - 1.0
+    with pytest.raises(StateError, match="must be told"):
+        agent.act(obs[0])
 
 
 def test_what_was_refused_is_not_part_of_the_episode(agent):

@@ -108,6 +108,35 @@ def test_data_frame(arrays, expected):
         TrajectoryDataset.from_dataframe(frame.drop(columns=["action_0", "action_1"]))
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ([0.0, np.nan, 1.0], "row 1"),
+        (["", "", "x"], "row 0 is ''|must be numbers"),
+        ([0, None, 1], "row 1 is None"),
+        (["False", False, True], "row 0 is 'False'|must be numbers .* 'False'"),
+        ([False, pd.NA, True], "row 1 is <NA>"),
+    ],
+)
+def test_flags_that_are_no_answer(arrays, flags, words):
+    """A blank is not True, and neither is the word False."""
+    frame = frame_of(arrays)
+    frame["terminated"] = [*flags, *[False] * (len(frame) - 3)]
+    with pytest.raises(DatasetError, match=words):
+        TrajectoryDataset.from_dataframe(frame)
+    n = len(arrays["rewards"])
+    plain = {key: arrays[key] for key in ("observations", "actions", "rewards", "costs")}
+    with pytest.raises(DatasetError, match=words):
+        TrajectoryDataset.from_arrays(**plain, dones=[*flags, *[False] * (n - 3)])
+
+
+def test_blank_episodes(arrays):
+    frame = frame_of(arrays)
+    frame.loc[2, "episode"] = None
+    with pytest.raises(DatasetError, match="`episode` is blank in row 2"):
+        TrajectoryDataset.from_dataframe(frame)
+
+
 def test_data_frame_with_vectors_in_cells(arrays, expected):
     frame = frame_of(arrays)
     frame = frame.drop(columns=["obs_0", "obs_1", "obs_2", "terminated"])

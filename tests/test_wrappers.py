@@ -12,7 +12,9 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 from vector_envs import MinimalVector
 
 from rcdt_agent import ReturnCostTokens, VectorReturnCostTokens
+from rcdt_agent.collect import TrajectoryRecorder
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.eval_envs import SeededEpisodes
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
 
@@ -314,3 +316,63 @@ def test_a_refused_vector_wrapper_leaves_its_environments_running():
     assert not envs.closed
     assert envs.reset(seed=0)[0].shape[0] == 2
     envs.close()
+
+
+class Moving(Scripted):
+    """Writes into the observation that it returned: one to the right at each step."""
+
+    def reset(self, *, seed=None, options=None):
+        self.place = np.zeros(2, np.float32)
+        return self.place, super().reset(seed=seed)[1]
+
+    def step(self, action):
+        _, *others = super().step(action)
+        self.place += 1
+        return self.place, *others
+
+
+def distance(before, action, after, info):
+    return float(np.abs(after - before).max())
+
+
+def test_a_cost_function_sees_the_observation_before_the_step():
+    """Also of an environment that goes on writing into its own array."""
+    wrapped = ReturnCostTokens(Moving(), cost_fn=distance)
+    recorder = TrajectoryRecorder(Moving(), cost_fn=distance)
+    evaluated = SeededEpisodes(Moving(), [0], cost_fn=distance)
+    for env in (wrapped, recorder, evaluated):
+        env.reset(seed=0)
+        costs = [env.step(ACTION)[4]["cost"] for _ in range(3)]
+        assert costs == [1.0, 1.0, 1.0]
+    np.testing.assert_array_equal(recorder.trajectories[0].costs, [1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("kinds", [(0, 0.9), (False, 7.5), (2, False)])
+def test_costs_of_two_kinds_are_refused_in_a_vector(kinds):
+    """Gymnasium's array has the first environment's type: 0.9 beside an int 0 is 0 there."""
+
+    class Costs(Scripted):
+        def step(self, action):
+            *values, _ = super().step(action)
+            return *values, {"cost": kinds[(self.t + self.length) % 2]}
+
+    env = VectorReturnCostTokens(gym.vector.SyncVectorEnv([lambda: Costs(9), lambda: Costs(8)]))
+    env.reset(seed=0)
+    env.step(np.zeros((2, 1), np.float32))
+    with pytest.raises(InvalidArgumentError, match=r"fractions.*`float\(cost\)`"):
+        env.step(np.zeros((2, 1), np.float32))
+    one = VectorReturnCostTokens(gym.vector.SyncVectorEnv([lambda: Costs(9)]))  # nothing is lost
+    one.reset(seed=0)
+    spent = [one.step(np.zeros((1, 1), np.float32))[4]["cost"].item() for _ in range(4)]
+    assert spent == [float(kinds[(t + 9) % 2]) for t in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize("mode", ["same", "same-dict"])
+def test_a_wrongly_stated_reset_mode_is_noticed(mode):
+    env = MinimalVector([lambda: Scripted(2)], mode)
+    env.metadata = {"autoreset_mode": "NextStep"}
+    env = VectorReturnCostTokens(env)
+    env.reset(seed=0)
+    env.step(np.zeros((1, 1), np.float32))
+    with pytest.raises(InvalidArgumentError, match="resets at the end itself.*SAME_STEP"):
+        env.step(np.zeros((1, 1), np.float32))

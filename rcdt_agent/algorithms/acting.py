@@ -18,7 +18,7 @@ from rcdt_agent.deploy.checks import check_budgets, check_targets
 from rcdt_agent.deploy.conditioning import NO_RETURN_TOKEN
 from rcdt_agent.deploy.episodes import EpisodeRules
 from rcdt_agent.deploy.state import AgentState
-from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens
+from rcdt_agent.deploy.wrappers import Facts, ReturnCostTokens, split_facts
 from rcdt_agent.env_step import CostFunction, CostKey
 from rcdt_agent.errors import InvalidArgumentError, StateError
 
@@ -37,6 +37,10 @@ class EpisodeActing(OfflineAlgorithm[PolicyT, ConfigT], EpisodeRules):
     @abstractmethod
     def episode_length(self) -> int:
         """Steps of the longest episode of the task and its training data."""
+
+    def _says_outcome(self, observation: Any) -> bool:
+        """An environment's own dict is none of a wrapper's."""
+        return split_facts(observation, self.cost_names, self.policy.layout)[1] is not None
 
     @abstractmethod
     def act_on(self, state: AgentState, *, deterministic: bool) -> tuple[Float32Array, AgentState]:

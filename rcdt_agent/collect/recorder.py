@@ -18,7 +18,7 @@ from rcdt_agent.arguments import check_functions
 from rcdt_agent.costs import ONE_COST, named_costs
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.readers import action_rows
-from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, kept_for, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
 
@@ -109,7 +109,7 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self._sink = self.trajectories.append if sink is None else sink
         self._cost_key, self._cost_fn = cost_key, cost_fn
         self._cost_names = named_costs(cost_names)
-        self._obs: Any = None
+        self._before: Any = None
         self._recording = False
         self._rows: list[tuple[Any, float, Any]] = []  # action, reward, cost
         self._observations: list[Float32Array] = []
@@ -118,10 +118,11 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; whatever was in flight is forgotten."""
-        self._obs, info = self.env.reset(seed=seed, options=options)
-        self._rows, self._observations = [], [self._row(self._obs)]
+        obs, info = self.env.reset(seed=seed, options=options)
+        self._before = kept_for(self._cost_fn, obs)
+        self._rows, self._observations = [], [self._row(obs)]
         self._recording = True
-        return self._obs, info
+        return obs, info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step and write down; at the end of the episode hand the trajectory over."""
@@ -134,11 +135,11 @@ class TrajectoryRecorder(gym.Wrapper[Any, Any, Any, Any]):
             self.env.step(action),
             cost_key=self._cost_key,
             cost_fn=self._cost_fn,
-            before=self._obs,
+            before=self._before,
             action=action,
             cost_names=self._cost_names,
         )
-        self._obs = obs
+        self._before = kept_for(self._cost_fn, obs)
         self._rows.append((taken, reward, cost))
         self._observations.append(self._row(obs))
         if terminated or truncated:

@@ -148,6 +148,27 @@ def _is_flat(values: Any, layout: ObservationLayout) -> bool:
     return len(shape) == 2 and shape[1] == layout.size and kind == np.dtype(layout.dtype).kind
 
 
+def _flags(key: str, values: npt.ArrayLike, name: str) -> BoolArray:
+    """(N,) or (N, 1) bool of numbers or bools; neither blanks nor words are an answer.
+
+    Raises:
+        DatasetError: With the first row that is neither.
+    """
+    array = np.asarray(values)
+    if array.dtype == object:  # a data frame's column with blanks
+        odd = [not isinstance(value, bool | int | float | np.generic) for value in array.ravel()]
+        if any(odd):
+            row = odd.index(True)
+            raise DatasetError(
+                f"{name}: `{key}` must hold 0 and 1, or bools; row {row} is {array.ravel()[row]!r}."
+            )
+    numbers = as_floats(key, array, DatasetError, f"{name}: ")
+    if np.isnan(numbers).any():
+        row = int(np.flatnonzero(np.isnan(numbers).ravel())[0])
+        raise DatasetError(f"{name}: `{key}` is not a number in row {row}: write 0 or 1.")
+    return np.asarray(numbers != 0)
+
+
 def end_flags(
     terminals: npt.ArrayLike | None,
     timeouts: npt.ArrayLike | None,
@@ -164,9 +185,7 @@ def end_flags(
     """
     given = {"terminals": terminals, "timeouts": timeouts, "dones": dones}
     flags = {
-        key: one_column(as_floats(key, flag, DatasetError, f"{name}: ") != 0)
-        for key, flag in given.items()
-        if flag is not None
+        key: one_column(_flags(key, flag, name)) for key, flag in given.items() if flag is not None
     }
     if not flags:
         raise DatasetError(
@@ -306,12 +325,15 @@ def frame_arrays(
             f"`TrajectoryDataset.from_dataframe` takes names of your own."
         )
     ids = np.asarray(frame[episode])
+    blank = np.array([i is None or i != i for i in ids.tolist()])
+    if blank.any():
+        raise DatasetError(f"{name}: `{episode}` is blank in row {int(blank.argmax())}.")
     _, first, number = np.unique(ids, return_index=True, return_inverse=True)
     order = np.argsort(first[number], kind="stable")  # episodes as they first appear
     ends = np.append(ids[order][1:] != ids[order][:-1], True)
     ended = np.zeros(len(ids), dtype=np.bool_)
     if terminated in found:
-        ended = np.asarray(frame[terminated]).astype(np.bool_)[order]
+        ended = _flags(terminated, np.asarray(frame[terminated]), name)[order]
     return {
         "observations": _columns(frame, groups["observations"])[order],
         "actions": _columns(frame, groups["actions"], whole=True)[order],

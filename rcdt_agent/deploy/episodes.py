@@ -93,7 +93,7 @@ class EpisodeRules(ABC):
                 action that they could belong to.
         """
         state = self.episode
-        if not isinstance(observation, dict):
+        if not self._says_outcome(observation):
             waiting, told = bool(state.awaiting.any()), reward is not None and cost is not None
             if waiting and not told:
                 raise StateError(
@@ -110,6 +110,10 @@ class EpisodeRules(ABC):
                 state = state.observe(reward, cost)
         action, self._episode = self.predict(observation, state, **options)
         return action
+
+    def _says_outcome(self, observation: Any) -> bool:
+        """Whether a wrapper made the observation, which then says what was earned and spent."""
+        return isinstance(observation, dict)
 
     @property
     def episode(self) -> AgentState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,14 @@ import numpy.typing as npt
 
 from rcdt_agent.costs import ONE_COST, named_costs
 from rcdt_agent.deploy.wrappers import FACTS, OBSERVATION, facts_space, own_targets
-from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, cost_in, step_cost
+from rcdt_agent.env_step import (
+    CostFunction,
+    CostKey,
+    check_cost_source,
+    cost_in,
+    kept_for,
+    step_cost,
+)
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout, pick
 
@@ -20,6 +26,9 @@ _VectorWrapper: Any = getattr(gym.vector, "VectorWrapper", None) or getattr(
     gym.vector, "VectorEnvWrapper", None
 )
 _HAS_PARTIAL_RESETS = hasattr(gym.vector, "AutoresetMode")  # gymnasium >= 1.1; others reset all
+_ENDS = {"final_info", "final_obs", "final_observation"}
+"""What `infos` holds where the next episode has begun already."""
+
 _DEFAULT_MODE = "same" if int(gym.__version__.split(".")[0]) < 1 else "next"
 
 
@@ -88,7 +97,8 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         self._earned, self._steps = np.zeros((2, env.num_envs))
         self._spent = np.zeros((env.num_envs, *self._per_cost))
         self._ended = np.zeros(env.num_envs, dtype=np.bool_)
-        self._obs: Any = None
+        self._before: Any = None
+        self._cost_kinds: set[str] = set()  # of numbers that `infos` held costs as
 
     def __del__(self) -> None:
         """Leave the environment running: it closes itself, and a refused wrapper must not."""
@@ -116,6 +126,12 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         """Step all environments; `infos` gains `cost`, `episode_return` and `episode_cost`."""
         obs, rewards, terminated, truncated, infos = self.env.step(actions)
         ended = np.asarray(terminated) | np.asarray(truncated)
+        if self._mode == "next" and ended.any() and not _ENDS.isdisjoint(infos):
+            raise InvalidArgumentError(
+                f"The vector environment was taken to reset at the step after an episode's end, "
+                f"but resets at the end itself: `infos` holds {sorted(_ENDS & set(infos))}. State "
+                f"it: `metadata['autoreset_mode']` = gymnasium.vector.AutoresetMode.SAME_STEP."
+            )
         only_reset = self._ended if self._mode == "next" else np.zeros_like(ended)
         costs = self._costs(actions, obs, infos, ended, only_reset)
         self._earned = self._earned + rewards
@@ -155,9 +171,11 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
             info = _final(infos, i) if last else _row(infos, i)
             if self.cost_fn is None:
                 costs[i] = self._reported(info, i)
+                if self._n_envs > 1 and not (last and _is_own(infos)):
+                    self._check_kind(cost_in(info, self.cost_key))
             else:
                 after = _final_observation(infos, i) if last else pick(obs, i)
-                cost = self.cost_fn(pick(self._obs, i), actions[i], after, info)
+                cost = self.cost_fn(pick(self._before, i), actions[i], after, info)
                 costs[i] = step_cost(cost, self.cost_names)
         return costs
 
@@ -167,10 +185,25 @@ class VectorReturnCostTokens(_VectorWrapper):  # type: ignore[misc]
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"Environment {i} of {self._n_envs}: {error}") from error
 
+    def _check_kind(self, cost: Any) -> None:
+        """Refuse costs that are whole numbers at one step and fractions at another.
+
+        Gymnasium makes one array of all environments' costs, of the first one's type: an int 0
+        beside a 0.9 leaves 0 and 0.
+        """
+        values = cost.values() if isinstance(cost, Mapping) else [cost]
+        kinds = {np.asarray(value).dtype.kind.replace("u", "i") for value in values}
+        self._cost_kinds |= kinds & set("bif")
+        if len(self._cost_kinds) > 1:
+            raise InvalidArgumentError(
+                "The environments report costs as whole numbers (or bools) at one step and as "
+                "fractions at another. Gymnasium puts the costs of a step into one array of the "
+                "first one's type, where fractions are lost: report `float(cost)` always, or wrap "
+                "each environment by itself with `agent.wrap`."
+            )
+
     def _observation(self, obs: Any) -> dict[str, Any]:
-        self._obs = (
-            copy.deepcopy(obs) if self.cost_fn else None
-        )  # environments may write into theirs
+        self._before = kept_for(self.cost_fn, obs)
         facts = (self._earned, self._spent, self._steps, *self._own)
         rows = (fact.astype(np.float64).reshape(self._n_envs, -1) for fact in facts)
         if self._layout is not None:
@@ -188,6 +221,12 @@ def _row(infos: dict[str, Any], i: int) -> dict[str, Any]:
         and (np.ndim(values) > 0 or isinstance(values, dict))
         and infos.get(f"_{key}", everyone)[i]
     }
+
+
+def _is_own(infos: dict[str, Any]) -> bool:
+    """Whether `_final` finds the environment's own info, which no array was made of."""
+    final = infos.get("final_info")
+    return final is not None and not isinstance(final, dict)
 
 
 def _final(infos: dict[str, Any], i: int) -> dict[str, Any]:
@@ -210,7 +249,8 @@ def _final_observation(infos: dict[str, Any], i: int) -> Any:
 
 def _reset_mode(env: Any) -> str:
     """`same`, `next` or `disabled`: how a vector environment resets, by Gymnasium's names."""
-    found = (env.metadata or {}).get("autoreset_mode")
+    own = getattr(env.unwrapped, "autoreset_mode", None)
+    found = own if own is not None else (env.metadata or {}).get("autoreset_mode")
     stated = str(getattr(found, "value", found)).lower()
     # gymnasium 1.0 resets at the next step and does not say so.
     return next((mode for mode in ("same", "next", "disabled") if mode in stated), _DEFAULT_MODE)

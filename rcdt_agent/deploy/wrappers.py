@@ -15,7 +15,7 @@ import numpy as np
 from rcdt_agent._types import Float64Array
 from rcdt_agent.costs import ONE_COST, CostBudget, by_name, named_costs
 from rcdt_agent.deploy.checks import check_budgets, check_targets
-from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, read_step
+from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, kept_for, read_step
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout
 
@@ -104,6 +104,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
         self._spent: Any = 0.0  # (m,) of several costs
         self._steps = 0
         self._obs: Any = None
+        self._before: Any = None
 
     def set_targets(self, target_return: float | None, cost_budget: CostBudget | None) -> None:
         """Give this environment a target and a budget of its own, or None: the agent's."""
@@ -114,6 +115,7 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Begin an episode with the whole budget."""
         self._obs, info = self.env.reset(seed=seed, options=options)
+        self._before = kept_for(self.cost_fn, self._obs)
         self._earned, self._spent = 0.0, 0.0
         self._steps = 0
         return self._observation(), info
@@ -124,10 +126,11 @@ class ReturnCostTokens(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstruc
             self.env.step(action),
             cost_key=self.cost_key,
             cost_fn=self.cost_fn,
-            before=self._obs,
+            before=self._before,
             action=action,
             cost_names=self.cost_names,
         )
+        self._before = kept_for(self.cost_fn, self._obs)
         self._earned += reward
         self._spent = self._spent + cost
         self._steps += 1

@@ -89,7 +89,10 @@ def serves(method: Method, n_budgets: int) -> str:
 
 
 def comparison_table(results: Results) -> Table:
-    """Rows methods, columns budgets: mean return and cost with their intervals."""
+    """Rows methods, columns budgets: mean return and cost with their intervals.
+
+    Of one seed there is no interval; the share of episodes over the budget takes its place.
+    """
     ((label, task),) = results["tasks"].items()
     if task["offline"]:
         return _offline_table(results, label, task["budgets"])
@@ -98,27 +101,40 @@ def comparison_table(results: Results) -> Table:
     rows = []
     for summary in found:
         method = Method.from_dict(results["methods"][summary.method])
+        several = len(summary.seeds) > 1
         cells = [
             f"{_number(b.mean_return)} / {_number(b.mean_cost)}{'' if b.passed else ' !'}\n"
-            f"{_span(b.return_interval)} / {_span(b.cost_interval)}"
+            + (
+                f"{_span(b.return_interval)} / {_span(b.cost_interval)}"
+                if several
+                else f"{b.over_budget:.0%} over"
+            )
             for b in summary.budgets
         ]
         name = summary.method + (" *" if summary.method == best else "")
         rows.append([name, serves(method, len(task["budgets"])), *cells, f"{summary.kept}"])
     head = ["method", "budgets served", *(f"budget {b:g}" for b in task["budgets"]), "kept"]
+    several = any(len(summary.seeds) > 1 for summary in found)
     note = (
-        f"Mean return / mean cost of an episode with 95 % bootstrap intervals over seeds and "
-        f"{results['protocol']['episodes']} episodes a budget; !: costs more than the budget. "
-        + (
-            f"*: {best} has the highest return of the methods that keep every budget."
-            if best
-            else "No method keeps every budget."
-        )
+        f"Mean return / mean cost of an episode, {results['protocol']['episodes']} episodes a "
+        f"budget and seed; !: costs more than the budget. "
+        + ("In brackets 95 % t intervals over seeds. " if several else "")
+        + ("" if all(len(s.seeds) > 1 for s in found) else "Over: episodes over the budget. ")
+        + _verdict(found, best)
         + " Methods of one budget were trained once for each."
     )
     if DEFAULT_VARIANT in results["methods"]:
         note += f" {DEFAULT_VARIANT} is RCDT with its default components."
     return Table(head=head, rows=rows, note=note)
+
+
+def _verdict(found: Sequence[MethodSummary], best: str | None) -> str:
+    """Which method the comparison speaks for, if it does."""
+    if best:
+        return f"*: {best} has the highest return of the methods that keep every budget."
+    if any(summary.keeps_all for summary in found):
+        return "None is marked as the best: one training seed says too little (`--seeds 0 1 2`)."
+    return "No method keeps every budget."
 
 
 def _offline_table(results: Results, label: str, budgets: Sequence[float]) -> Table:

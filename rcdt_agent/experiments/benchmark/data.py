@@ -166,6 +166,10 @@ def _range_and_file(
     }
 
 
+_EVALUATED = ("task", "env", "budgets", "offline")
+"""Fields of `TaskData` that evaluations depend on."""
+
+
 def _note_figures(path: Path, data: TaskData, training: TrajectoryDataset) -> None:
     """Write return and cost of each trajectory, unless the folder is about other data."""
     before = read_json(path)
@@ -174,6 +178,13 @@ def _note_figures(path: Path, data: TaskData, training: TrajectoryDataset) -> No
             f"{path.parent.parent} holds results for {data.label} on other data "
             f"({before['task']['file']}): name another `output`."
         )
+    for name in _EVALUATED if before is not None else ():
+        then, now = before["task"].get(name), data.to_dict()[name]
+        if now != (tuple(then) if isinstance(then, list) else then):
+            raise InvalidArgumentError(
+                f"{path.parent.parent} holds results for {data.label} with {name}={then}, now "
+                f"{name}={now} is asked for: name another `output`."
+            )
     points = {
         "returns": [round(float(value), 4) for value in training.episode_returns],
         "costs": [round(float(value), 4) for value in training.episode_costs],

@@ -168,6 +168,8 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
     returns = np.array([[entry["returns"] for entry in entry_list] for entry_list in entries])
     costs = np.array([[entry["costs"] for entry in entry_list] for entry_list in entries])
     budgets = np.array([entry["budget"] for entry in entries[0]])  # (B,) of (S, B, E)
+    if any([entry["budget"] for entry in entry_list] != budgets.tolist() for entry_list in entries):
+        raise InvalidArgumentError(f"{task}: seeds of {method} have different budgets.")
     scores = normalized_score(returns, score_range(results["tasks"][task]))
     ratios = costs / budgets[:, None]
     each = tuple(
