@@ -15,7 +15,7 @@ Weighting = Literal["none", "return_cost", "expert", "frontier"]
 Sampling = Literal["trajectory", "transition", "cost_tilted"]
 KappaMode = Literal["critic", "episode", "token", "data"]
 TokenShape = Literal["linear", "asinh"]
-TimeEmbedding = Literal["none", "learned", "fourier"]
+TimeEmbedding = Literal["none", "position", "fourier", "learned"]
 CriticInputs = Literal["state", "token"]
 CriticTargets = Literal["monte_carlo", "td"]
 
@@ -64,9 +64,11 @@ class Config(BaseConfig):
     """Whether the Gaussian's deviation depends on the state (P) or is one for all (I)."""
     log_std_range: tuple[float, float] = (-5.0, 2.0)
     """Bounds of the Gaussian head's log standard deviation (I)."""
-    time_embedding: TimeEmbedding = "none"
-    """How the step of the episode is embedded: not at all, since tokens hold rates per step left
-    (I), by smooth Fourier features (I), or by a learned row for each (P)."""
+    time_embedding: TimeEmbedding = "position"
+    """What tells steps apart: a learned embedding of their place in the context, since tokens hold
+    rates per step left (I), smooth Fourier features of the step of the episode (I), or a learned
+    row for each step of the episode (P). `none`: one block cannot tell in which order it saw them
+    (I)."""
     image_features: int = 64
     """Numbers that a convolutional encoder makes of an image, for policy and critics each; other
     observations have no encoder (I)."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from rcdt_agent.actions import ActionDistribution, Gaussian, GaussianHead, make_head
+from rcdt_agent.config import TimeEmbedding
 from rcdt_agent.encoders import ImageEncoder
 
 __all__ = ["Block", "FourierTime", "Gaussian", "GaussianHead", "PolicyTransformer", "Window"]
@@ -140,7 +140,8 @@ class PolicyTransformer(nn.Module):
         action_size: int,
         *,
         episode_length: int,
-        time_embedding: Literal["none", "learned", "fourier"] = "learned",
+        time_embedding: TimeEmbedding = "learned",
+        context_length: int = 1,
         token_features: int = 1,
         n_layers: int = 3,
         n_heads: int = 8,
@@ -164,7 +165,9 @@ class PolicyTransformer(nn.Module):
             observation_size: O.
             action_size: A; of discrete actions, the length of their one-hot form.
             episode_length: Steps of the longest episode; later steps are taken for its last.
-            time_embedding: `fourier`: by `FourierTime`; `learned`: by a row for each step.
+            time_embedding: `position`: a row for each place in the window; `learned`: one for each
+                step of the episode; `fourier`: `FourierTime` of that step.
+            context_length: K, places in a window, for `position`.
             token_features: F, numbers that an RTG or CTG token holds.
             n_layers: Blocks.
             n_heads: Attention heads.
@@ -197,10 +200,12 @@ class PolicyTransformer(nn.Module):
         self.embed_obs = nn.Linear(observation_size, width)
         self.embed_action = nn.Linear(action_size, width) if action_token else None
         self.embed_time: nn.Module | None = None
-        if time_embedding != "none":
-            smooth = time_embedding == "fourier"
-            kind: type[nn.Module] = FourierTime if smooth else nn.Embedding
-            self.embed_time = kind(episode_length, width)
+        self.by_position = time_embedding == "position"
+        if time_embedding == "fourier":
+            self.embed_time = FourierTime(episode_length, width)
+        elif time_embedding != "none":
+            n_rows = context_length if self.by_position else episode_length
+            self.embed_time = nn.Embedding(n_rows, width)
         self.norm_in = nn.LayerNorm(width)
         self.dropout = nn.Dropout(dropout)
         self.blocks = nn.ModuleList(
@@ -307,13 +312,18 @@ class PolicyTransformer(nn.Module):
             tokens.append(self.embed_action(window.actions))
         x = torch.stack(tokens, dim=2)  # S times (B, T, D) -> (B, T, S, D)
         if self.embed_time is not None:
-            time = self.embed_time(window.timesteps.clamp(max=self.episode_length - 1))
-            x = x + time[:, :, None]
+            x = x + self.embed_time(self._times(window))[:, :, None]
         x = x.flatten(1, 2)  # (B, T * S, D)
         if self.embed_action is not None:
             x = x[:, :-1]
         embedded: Tensor = self.dropout(self.norm_in(x))
         return embedded
+
+    def _times(self, window: Window) -> Tensor:
+        """(1, T) places in the window, or (B, T) steps of the episode, to embed."""
+        if self.by_position:
+            return torch.arange(window.timesteps.shape[1], device=window.timesteps.device)[None]
+        return window.timesteps.clamp(max=self.episode_length - 1)
 
 
 def _initialise(module: nn.Module) -> None:

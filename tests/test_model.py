@@ -233,6 +233,24 @@ def test_without_time_embedding_the_step_does_not_matter():
     torch.testing.assert_close(answer(policy, later), answer(policy, window), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("time_embedding", ["none", "position"])
+def test_the_order_of_what_was_seen_matters_with_positions_alone(time_embedding):
+    """One block without positions sees its context as a set, whatever was seen when."""
+    policy = make_policy(
+        time_embedding=time_embedding, context_length=T, n_layers=1, action_token=False
+    )
+    window = make_window()
+    order = torch.tensor([2, 0, 3, 1, 4])  # the present step stays
+    mixed = replace(window, obs=window.obs[:, order], rtg=window.rtg[:, order])
+    mixed = replace(mixed, ctg=window.ctg[:, order])
+    same = torch.allclose(
+        answer(policy, mixed, last_only=True), answer(policy, window, last_only=True), atol=1e-5
+    )
+    assert same == (time_embedding == "none")
+    later = replace(window, timesteps=window.timesteps + 3)  # of the episode
+    torch.testing.assert_close(answer(policy, later), answer(policy, window), rtol=0, atol=0)
+
+
 def test_tokens_that_are_left_out_do_not_matter():
     policy, window = make_policy(return_token=False, action_token=False), make_window()
     assert policy.tokens_per_step == 2 and policy.embed_rtg is None

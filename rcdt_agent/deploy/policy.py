@@ -131,6 +131,7 @@ class ConditionedPolicy(Policy):
             *sizes,
             episode_length=episode_length,
             time_embedding=config.time_embedding,
+            context_length=config.context_length,
             token_features=normalizer.token_features,
             n_layers=config.n_layers,
             n_heads=config.n_heads,
