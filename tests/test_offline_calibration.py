@@ -17,7 +17,7 @@ from rcdt_agent.tasks.speed_limit import ENV_ID, record_drivers
 from rcdt_agent.tasks.speed_limit_costs import record_fuel_drivers
 from tests.conftest import QUICK
 
-SMALL = FQEConfig(n_members=3, n_features=64, window_rows=1000)
+SMALL = FQEConfig(n_members=3, n_features=128, window_rows=1000)
 BUDGETS = [5.0, 10.0, 20.0]
 
 

@@ -114,7 +114,7 @@ def test_data_frame(arrays, expected):
         ([0.0, np.nan, 1.0], "row 1"),
         (["", "", "x"], "row 0 is ''|must be numbers"),
         ([0, None, 1], "row 1 is None"),
-        (["False", False, True], "row 0 is 'False'|must be numbers .* 'False'"),
+        (["False", False, True], "row 0 is 'False'|must be numbers .*'False'"),
         ([False, pd.NA, True], "row 1 is <NA>"),
     ],
 )

@@ -162,7 +162,7 @@ def _flags(key: str, values: npt.ArrayLike, name: str) -> BoolArray:
             raise DatasetError(
                 f"{name}: `{key}` must hold 0 and 1, or bools; row {row} is {array.ravel()[row]!r}."
             )
-    numbers = as_floats(key, array, DatasetError, f"{name}: ")
+    numbers = as_floats(key, values, DatasetError, f"{name}: ")
     if np.isnan(numbers).any():
         row = int(np.flatnonzero(np.isnan(numbers).ravel())[0])
         raise DatasetError(f"{name}: `{key}` is not a number in row {row}: write 0 or 1.")
