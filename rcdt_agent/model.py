@@ -66,7 +66,8 @@ class Block(nn.Module):
         self.n_heads = n_heads
         self.attention_dropout = attention_dropout
         self.norm_attention = nn.LayerNorm(width)
-        self.query_key_value = nn.Linear(width, 3 * width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
         self.out = nn.Linear(width, width)
         self.norm_mlp = nn.LayerNorm(width)
         self.mlp = nn.Sequential(
@@ -82,12 +83,13 @@ class Block(nn.Module):
             queries: Positions to compute; the others serve as keys and values only.
         """
         size_b, length, width = x.shape
-        head = width // self.n_heads
-        # (B, L, 3 D) -> three times (B, heads, L, head)
-        qkv = self.query_key_value(self.norm_attention(x)).view(size_b, length, 3, -1, head)
-        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        normed = self.norm_attention(x)
+        q = self.query(normed[:, queries])
+        k, v = self.key_value(normed).chunk(2, dim=-1)
+        # (B, L, D) -> (B, heads, L, head)
+        q, k, v = (part.unflatten(2, (self.n_heads, -1)).transpose(1, 2) for part in (q, k, v))
         attended = F.scaled_dot_product_attention(
-            q[:, :, queries],
+            q,
             k,
             v,
             attn_mask=_causal_mask(length, queries, x.device),

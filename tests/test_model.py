@@ -87,8 +87,9 @@ def textbook_block(block, x):
     def heads(values):
         return values.view(size_b, length, block.n_heads, head).transpose(1, 2)
 
-    joined = block.query_key_value(block.norm_attention(x))
-    q, k, v = (heads(part) for part in joined.chunk(3, dim=-1))
+    normed = block.norm_attention(x)
+    key_value = block.key_value(normed).chunk(2, dim=-1)
+    q, k, v = (heads(part) for part in (block.query(normed), *key_value))
     scores = q @ k.transpose(-1, -2) / math.sqrt(head)
     hidden = torch.ones(length, length, dtype=torch.bool).triu(1)
     weights = torch.softmax(scores.masked_fill(hidden, -torch.inf), dim=-1)
