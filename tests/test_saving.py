@@ -176,7 +176,7 @@ def test_parameters_that_do_not_fit(agent, drivers, tmp_path):
     wide.save(tmp_path / "wide.zip")
     before = saved(agent)
     with pytest.raises(
-        InvalidArgumentError, match=r"`policy`: `transformer.*shape \(64,\), got \(128,\)"
+        InvalidArgumentError, match=r"`policy`: `transformer.*shape \(32,\), got \(64,\)"
     ):
         agent.set_parameters(tmp_path / "wide.zip")
     with pytest.raises(CheckpointError, match="there is no such file"):
