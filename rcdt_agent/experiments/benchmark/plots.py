@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from rcdt_agent.plots import save_figure
 from rcdt_agent.variants import DEFAULT_VARIANT
 
 _MARKERS = "osD^vP*Xhp<>"
+_MOST_COLUMNS = 4
+"""Panels beside each other; more tasks go into further rows."""
 
 
 def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodSummary]) -> Figure:
@@ -91,21 +94,26 @@ def plot_budgets(results: Results) -> Figure:
     """Mean cost of each method, as a share of the budget asked for, task by task."""
     methods = _complete(results)
     tasks = list(results["tasks"])
-    figure = Figure(figsize=(2.2 * len(tasks) + 1.6, 3.4), layout="constrained")
-    rows = np.atleast_1d(figure.subplots(1, len(tasks), sharey=True))
-    for column, (task, axes) in enumerate(zip(tasks, rows, strict=True)):
+    n_columns = min(len(tasks), _MOST_COLUMNS)
+    n_rows = math.ceil(len(tasks) / n_columns)
+    figure = Figure(figsize=(2.2 * n_columns + 1.6, 2.8 * n_rows + 0.6), layout="constrained")
+    panels = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False)
+    for panel in panels.flat[len(tasks) :]:
+        panel.set_axis_off()
+    for place, (task, axes) in enumerate(zip(tasks, panels.flat, strict=False)):
         for i, (method, found) in enumerate(methods.items()):
             (f,) = [f for f in found if f.task == task]
             asked = range(len(f.budgets))
             share = [min(b.mean_cost / b.budget, 2.0) for b in f.budgets]
-            label = _name(method) if column == 0 else None
+            label = _name(method) if place == 0 else None
             axes.plot(asked, share, label=label, **_style(i))
         axes.axhline(1.0, color="black", linewidth=0.9, linestyle=":")
         axes.set_xticks(range(len(f.budgets)), [f"{b.budget:g}" for b in f.budgets])
         axes.set_title(task, fontsize=9)
         axes.set_xlabel("budget")
-    rows[0].set_ylabel("mean cost / budget (at most 2)")
-    rows[0].set_ylim(-0.05, 2.1)
+    for first, *_ in panels:
+        first.set_ylabel("mean cost / budget (at most 2)")
+        first.set_ylim(-0.05, 2.1)
     figure.legend(loc="outside right upper", fontsize=8)
     return figure
 
