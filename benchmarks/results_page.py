@@ -4,12 +4,15 @@
     python benchmarks/results_page.py results docs
 
 writes docs/results.json, fills the tables between the marks of docs/results.md, and draws
-docs/images/results_*.png. `--also unseen=FOLDER degraded=FOLDER` adds further benchmarks, whose
-tables are marked `unseen/main`, and whose JSON is docs/results_unseen.json.
+docs/images/results_*.png. `--tasks` names the tasks to show, where a folder has more of them.
+`--also more=FOLDER:TASK,TASK degraded=FOLDER` adds further benchmarks, or other tasks of the same
+one, whose tables are marked `more/main`, and whose JSON is docs/results_more.json. Tables that the
+README shows are filled in there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +26,15 @@ from rcdt_agent.experiments.benchmark.plots import draw_frontiers
 class Settings:
     folder: tyro.conf.Positional[Path]
     docs: tyro.conf.Positional[Path] = Path("docs")
+    tasks: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
 
 
-def store(folder: Path, docs: Path, page: str, name: str = "") -> str:
-    """Write one benchmark's JSON and pictures, and fill its tables in the page."""
-    results = collect_results(folder)
+def store(
+    folder: Path, docs: Path, pages: list[Path], name: str = "", tasks: Sequence[str] = ()
+) -> None:
+    """Write one benchmark's JSON and pictures, and fill its tables in the pages."""
+    results = collect_results(folder, tasks)
     stem = f"results_{name}" if name else "results"
     (docs / f"{stem}.json").write_text(dump_results(results))
     for path in draw_frontiers(folder, results):
@@ -36,17 +42,19 @@ def store(folder: Path, docs: Path, page: str, name: str = "") -> str:
             continue  # over all tasks: of the main benchmark alone
         picture = path.name.lower().replace("-", "_").removeprefix("frontier_")
         (docs / "images" / f"{stem}_{picture}").write_bytes(path.read_bytes())
-    return fill_page(page, results, prefix=f"{name}/" if name else "")
+    for page in pages:
+        text = fill_page(page.read_text(), results, prefix=f"{name}/" if name else "")
+        page.write_text(text)
 
 
 def main(settings: Settings) -> None:
     """Rebuild everything that comes from results."""
-    page = settings.docs / "results.md"
-    text = store(settings.folder, settings.docs, page.read_text())
+    pages = [settings.docs / "results.md", settings.docs.parent / "README.md"]
+    store(settings.folder, settings.docs, pages, tasks=settings.tasks)
     for entry in settings.also:
-        name, _, folder = entry.partition("=")
-        text = store(Path(folder), settings.docs, text, name)
-    page.write_text(text)
+        name, _, source = entry.partition("=")
+        folder, _, tasks = source.partition(":")
+        store(Path(folder), settings.docs, pages, name, tasks.split(",") if tasks else ())
 
 
 if __name__ == "__main__":

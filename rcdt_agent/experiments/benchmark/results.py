@@ -21,21 +21,29 @@ from rcdt_agent.stats import normalized_score, t_interval, upper_limit
 Results = dict[str, Any]
 
 
-def collect_results(folder: Path) -> Results:
+def collect_results(folder: Path, tasks: Sequence[str] = ()) -> Results:
     """Everything finished in a benchmark's folder.
 
     Args:
         folder: As given to `run_benchmark`.
+        tasks: Labels of the tasks to keep, in this order; all by default.
+
+    Raises:
+        InvalidArgumentError: It is no such folder, or has no such task.
     """
     noted = read_json(folder / "protocol.json")
     if noted is None:
         raise InvalidArgumentError(f"{folder} is not a benchmark folder: no protocol.json in it.")
+    if unknown := set(tasks) - set(noted["tasks"]):
+        raise InvalidArgumentError(f"{folder} has no results for {', '.join(sorted(unknown))}.")
+    noted["tasks"] = {label: noted["tasks"][label] for label in tasks or noted["tasks"]}
     protocol = Protocol(**noted["protocol"])
     cells, trainings = [], {}
     for label, task in noted["tasks"].items():
         data = TaskData.from_dict(task)
+        task["best_each"] = _best_each(folder, label, data)
         if not data.published:
-            task["best_within"] = _best_within(folder, label, data)
+            task["best_within"] = task["best_each"] and task["best_each"][-1]
         for name, values in noted["methods"].items():
             method = Method.from_dict(values)
             for seed in noted["seeds"]:
@@ -218,14 +226,14 @@ def best_of(found: Sequence[MethodSummary], *, strict: bool) -> str | None:
     return max(safe, key=lambda f: f.normalized_return).method if safe else None
 
 
-def _best_within(folder: Path, label: str, data: TaskData) -> float | None:
-    """Best return of the file's trajectories within the largest budget."""
+def _best_each(folder: Path, label: str, data: TaskData) -> list[float | None] | None:
+    """Best return of the file's trajectories within each budget; None where there is none."""
     points = read_json(folder / "data" / f"{label.replace(' ', '-')}.json")
     if points is None:
         return None
-    costs = np.array(points["costs"])
-    within = np.array(points["returns"])[costs <= max(data.budgets)]
-    return float(within.max()) if len(within) else None
+    returns, costs = np.array(points["returns"]), np.array(points["costs"])
+    within = [returns[costs <= budget] for budget in sorted(data.budgets)]
+    return [float(found.max()) if len(found) else None for found in within]
 
 
 def _rounded(entry: dict[str, Any]) -> dict[str, Any]:

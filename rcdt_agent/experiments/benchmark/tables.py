@@ -29,6 +29,7 @@ def results_tables(results: Results) -> str:
     """All tables as one Markdown text."""
     headings = {
         "main": "All tasks, in the paper's layout",
+        "returns": "All tasks, return and cost at each budget",
         "overall": "Over all tasks",
         "published": "The paper's own numbers",
         "training": "Training",
@@ -48,12 +49,16 @@ def results_tables(results: Results) -> str:
 def make_tables(results: Results) -> dict[str, str]:
     """Every table by the name that stands in a page's markers.
 
-    `main` (the paper's layout), `overall` (statistics over tasks), `summary:TASK` (the stricter
-    rule: every budget kept), `budgets:TASK`, `published`, `training` and `commands`; blanks in TASK
-    become `-`.
+    `main` (the paper's layout), `returns` (the same in units of the tasks), `overall` (statistics
+    over tasks), `summary:TASK` (the stricter rule: every budget kept), `budgets:TASK`, `published`,
+    `training` and `commands`; blanks in TASK become `-`.
     """
     found = _summaries(results)
-    tables = {"main": main_table(results, found), "overall": overall_table(results, found)}
+    tables = {
+        "main": main_table(results, found),
+        "returns": returns_table(results, found),
+        "overall": overall_table(results, found),
+    }
     for task, rows in found.items():
         tables[f"summary:{_slug(task)}"] = summary_table(results, task, rows)
         tables[f"budgets:{_slug(task)}"] = budgets_table(results, task, rows)
@@ -118,6 +123,39 @@ def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> 
     )
     note += _one_a_budget(results, methods)
     return table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
+
+
+def returns_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
+    """Rows tasks, columns methods: mean return and mean cost at each budget, in one line."""
+    methods = list(results["methods"])
+    rows = []
+    for label, by_method in found.items():
+        task = results["tasks"][label]
+        asked = " / ".join(f"{budget:g}" for budget in task["budgets"])
+        best = [
+            f"{value:.0f}" if value is not None else "-" for value in task.get("best_each") or ()
+        ]
+        cells = [_at_each(f) if (f := by_method.get(method)) else "-" for method in methods]
+        rows.append([f"{label} ({asked})", *cells, " / ".join(best) or "-"])
+    counts = sorted({len(f.seeds) for by_method in found.values() for f in by_method.values()})
+    seeds = " to ".join(map(str, dict.fromkeys((counts[0], counts[-1]))))
+    note = (
+        f"Mean return (mean cost) at the budgets behind the task's name, over {seeds} training "
+        f"seed{'s' * (counts[-1] > 1)} with {results['protocol']['episodes']} episodes each; one "
+        f"figure where a policy does the same at every budget. !: costs more than the budget (one "
+        f"figure: than the smallest). Best in the data: return of the best recorded trajectory "
+        f"within each budget."
+    )
+    return table(["task (budgets)", *methods, "best in the data"], rows) + f"\n\n{note}"
+
+
+def _at_each(f: MethodSummary) -> str:
+    same = len({(budget.mean_return, budget.mean_cost) for budget in f.budgets}) == 1
+    returns = [f"{budget.mean_return:.0f}" for budget in f.budgets]
+    costs = [f"{budget.mean_cost:.1f}{'' if budget.passed else '!'}" for budget in f.budgets]
+    if same:  # the smallest budget is the hardest to keep
+        returns, costs = returns[:1], costs[:1]
+    return f"{' / '.join(returns)} ({' / '.join(costs)})"
 
 
 def summary_table(results: Results, task: str, by_method: dict[str, MethodSummary]) -> str:
