@@ -440,7 +440,7 @@ def test_killed_in_the_middle_and_started_again(file, tmp_path):
     assert len(after) == 7
     assert {name: after[name] for name in before} == before
     assert "7/7" in result.stderr  # one bar: parts finished of all
-    assert "| task | bc | cdt | rcdt | rcdt+floor |" in result.stdout
+    assert "| task | BC | CDT | rcdt | rcdt+floor |" in result.stdout
     results = json.loads((tmp_path / "out" / "results.json").read_text())
     assert len(results["cells"]) == 4
     assert (tmp_path / "out" / "results.md").read_text() == results_tables(results)

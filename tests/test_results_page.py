@@ -74,7 +74,7 @@ def test_a_figure_of_the_page_by_hand():
         for cost in result["costs"]
     ]
     rows = PAGE.split("\n## BallCircle\n")[1].split("\n## ")[0].splitlines()
-    (row,) = [line for line in rows if line.startswith("| cdt | 10 |")]
+    (row,) = [line for line in rows if line.startswith("| CDT | 10 |")]
     assert f"{np.mean(costs):.1f} [" in row.replace("**", "")
 
 
@@ -91,14 +91,14 @@ def test_costs_over_budget_have_a_panel_a_task_and_a_line_a_method():
     panels = [axes for axes in figure.axes if axes.axison]
     assert [panel.get_title() for panel in panels] == list(RESULTS["tasks"])
     labels = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "RCDT (wcdt)" in labels
+    assert "RCDT" in labels
     for panel, task in zip(panels, RESULTS["tasks"], strict=True):
         *lines, limit = panel.get_lines()
         assert len(lines) == len(labels)
         assert list(limit.get_ydata()) == [1.0, 1.0]
         budgets = summarize(RESULTS, task, "wcdt").budgets
         shares = [min(budget.mean_cost / budget.budget, 2.0) for budget in budgets]
-        np.testing.assert_allclose(lines[labels.index("RCDT (wcdt)")].get_ydata(), shares)
+        np.testing.assert_allclose(lines[labels.index("RCDT")].get_ydata(), shares)
 
 
 def test_results_of_some_tasks_alone(tmp_path):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from rcdt_agent.experiments.benchmark.markdown import span, table
+from rcdt_agent.experiments.benchmark.markdown import method_name, span, table
 from rcdt_agent.experiments.benchmark.results import MethodSummary, Results
 from rcdt_agent.stats import (
     interquartile_mean,
@@ -21,6 +21,7 @@ from rcdt_agent.stats import (
 def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
     """Rows methods: statistics over all tasks, and the first method compared with each other."""
     first, *_ = results["methods"]
+    ours = method_name(first)
     rows = []
     for method in results["methods"]:
         shared = [rows_of[method] for rows_of in found.values() if method in rows_of]
@@ -35,7 +36,7 @@ def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
         sure = sum(budget.surely for budget in budgets)
         rows.append(
             [
-                method,
+                method_name(method),
                 f"{len(shared)}",
                 "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
                 f"{center:.3f} {span(spread, 3)}",
@@ -48,14 +49,14 @@ def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
         )
     head = [
         "method", "tasks", "seeds", "score (IQM)", "kept on average", "kept surely",
-        "episodes over budget", "of the budget spent", f"P({first} better)", f"{first} - it",
+        "episodes over budget", "of the budget spent", f"P({ours} better)", f"{ours} - it",
     ]  # fmt: skip
     note = (
         f"Score: normalised return, mean over budgets and episodes of a seed; interquartile mean "
         f"over tasks and seeds, with a 95 % bootstrap interval that draws seeds within tasks. "
         f"Kept: (task, budget) cells whose mean cost is within the budget; surely: the upper 95 % "
-        f"t limit over seeds, too. P({first} better): probability that a seed of `{first}` scores "
-        f"more than one of the other on a task, with the same kind of interval. {first} - it: "
+        f"t limit over seeds, too. P({ours} better): probability that a seed of {ours} scores "
+        f"more than one of the other on a task, with the same kind of interval. {ours} - it: "
         f"difference of scores, paired by seed and averaged over tasks, with a 95 % t interval "
         f"over seeds. Both over the tasks and seeds that the two share."
     )

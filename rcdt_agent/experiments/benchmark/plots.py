@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from rcdt_agent._io import read_json
 from rcdt_agent._types import Float32Array
 from rcdt_agent.data.frontier import non_dominated
+from rcdt_agent.experiments.benchmark.markdown import method_name
 from rcdt_agent.experiments.benchmark.results import MethodSummary, Results, summarize
 from rcdt_agent.plots import save_figure
-from rcdt_agent.variants import DEFAULT_VARIANT
 
 _MARKERS = "osD^vP*Xhp<>"
 _MOST_COLUMNS = 4
@@ -58,7 +58,7 @@ def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodS
             xerr=np.abs(spans - x) * ~outside, yerr=np.abs(heights - y),
             color=colours[i % len(colours)], marker=_MARKERS[i % len(_MARKERS)], markersize=6,
             linewidth=1.1, elinewidth=0.7, capsize=2, zorder=3,
-            label=f"{_name(entry.method)}: {entry.kept} of {len(budgets)} kept",
+            label=f"{method_name(entry.method)}: {entry.kept} of {len(budgets)} kept",
         )  # fmt: skip
     means = [budget.mean_return for entry in found for budget in entry.budgets]
     low = min(float(np.quantile(returns[shown], 0.05)) if shown.any() else means[0], *means)
@@ -81,7 +81,7 @@ def plot_profile(results: Results) -> Figure:
         scores = np.sort(np.concatenate([f.scores for f in found]))
         levels = np.linspace(0, 1.05, 211)
         share = 1 - np.searchsorted(scores, levels, side="right") / len(scores)
-        axes.plot(levels, share, label=_name(method), **_style(i), markevery=20)
+        axes.plot(levels, share, label=method_name(method), **_style(i), markevery=20)
     axes.set_xlabel("score: normalised return")
     axes.set_ylabel("share of runs above it")
     axes.set_ylim(-0.02, 1.02)
@@ -105,7 +105,7 @@ def plot_budgets(results: Results) -> Figure:
             (f,) = [f for f in found if f.task == task]
             asked = range(len(f.budgets))
             share = [min(b.mean_cost / b.budget, 2.0) for b in f.budgets]
-            label = _name(method) if place == 0 else None
+            label = method_name(method) if place == 0 else None
             axes.plot(asked, share, label=label, **_style(i))
         axes.axhline(1.0, color="black", linewidth=0.9, linestyle=":")
         axes.set_xticks(range(len(f.budgets)), [f"{b.budget:g}" for b in f.budgets])
@@ -125,11 +125,6 @@ def _complete(results: Results) -> dict[str, list[MethodSummary]]:
         for method in results["methods"]
     }
     return {m: rows for m, rows in found.items() if len(rows) == len(results["tasks"])}
-
-
-def _name(method: str) -> str:
-    """A method's name in legends: RCDT's default stands under the name of its variant elsewhere."""
-    return f"RCDT ({method})" if method == DEFAULT_VARIANT else method
 
 
 def _style(i: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.experiments.benchmark.markdown import span, table
+from rcdt_agent.experiments.benchmark.markdown import method_name, span, table
 from rcdt_agent.experiments.benchmark.overall import overall_table
 from rcdt_agent.experiments.benchmark.published import find_published
 from rcdt_agent.experiments.benchmark.results import (
@@ -122,7 +122,7 @@ def main_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> 
         f"normalised cost averaged over the budgets below 1. {STAR}: highest return among the safe."
     )
     note += _one_a_budget(results, methods)
-    return table(["task", *methods], rows) + f"\n\n{note}\n\n{_sources(results)}"
+    return table(["task", *map(method_name, methods)], rows) + f"\n\n{note}\n\n{_sources(results)}"
 
 
 def returns_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
@@ -146,7 +146,10 @@ def returns_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
         f"figure: than the smallest). Best in the data: return of the best recorded trajectory "
         f"within each budget."
     )
-    return table(["task (budgets)", *methods, "best in the data"], rows) + f"\n\n{note}"
+    return (
+        table(["task (budgets)", *map(method_name, methods), "best in the data"], rows)
+        + f"\n\n{note}"
+    )
 
 
 def _at_each(f: MethodSummary) -> str:
@@ -163,7 +166,7 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
     best = best_of(list(by_method.values()), strict=True)
     rows = []
     for f in by_method.values():
-        name = f"**{f.method}**" if f.keeps_all else f.method
+        name = f"**{method_name(f.method)}**" if f.keeps_all else method_name(f.method)
         rows.append(
             [
                 name + (f" {STAR}" if f.method == best else ""),
@@ -194,7 +197,7 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
             cost = f"{b.mean_cost:.1f} {span(b.cost_interval, 1)}"
             rows.append(
                 [
-                    f.method,
+                    method_name(f.method),
                     f"{b.budget:g}",
                     f"{b.mean_return:.1f} {span(b.return_interval, 1)}",
                     f"**{cost}**" if b.passed else cost,
@@ -268,7 +271,7 @@ def training_table(results: Results) -> str:
         rows.append(
             [
                 task,
-                method,
+                method_name(method),
                 str(trainings[0]["steps"]),
                 mean((training["seconds"] / 60 for training in trainings), 1),
                 mean(_lambda(training["metrics"]) for training in trainings),
@@ -362,7 +365,7 @@ def _one_a_budget(results: Results, methods: Sequence[str]) -> str:
         for cell in results["cells"]
         if results["trainings"].get(cell["training"], {}).get("policies", 1) > 1
     }
-    names = ", ".join(method for method in methods if method in found)
+    names = ", ".join(method_name(method) for method in methods if method in found)
     return f" One policy for each budget, the others one for all: {names}." if names else ""
 
 
