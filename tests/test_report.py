@@ -80,7 +80,7 @@ def test_the_budget_table_is_the_evaluation(run):
     report = json.loads(run.report.read_text())
     head, *rows = page.tables[0]
     assert head == [
-        "budget", "cost", "return", "kept", "episodes over", "asked for", "normalised return",
+        "budget", "cost", "return", "kept", "episodes over", "target return", "normalised return",
         "of the optimum",
     ]  # fmt: skip
     for row, result in zip(rows, report["results"], strict=True):
@@ -178,7 +178,7 @@ def test_an_algorithm_without_targets_and_weights(tmp_path):
     text = write_report(run).read_text()
     page = Tags(text)
     assert "Algorithm bc, seed 0, 100 steps." in text
-    assert [row[5] for row in page.tables[0]] == ["asked for", "-", "-"]
+    assert [row[5] for row in page.tables[0]] == ["target return", "-", "-"]
     assert "Loss" in page.headings and "Training data" in page.headings
     assert "weight W" not in text and "frontier of the data" in text
     assert ["width", "16", "256"] in page.tables[-3]

@@ -66,7 +66,7 @@ def run_command(arguments: Sequence[str]) -> int:
         prog="rcdt",
         description=(
             "Train once offline, choose the cost budget later. `rcdt COMMAND --help` lists a "
-            "command's options, `rcdt --version` says which version this is."
+            "command's options, `rcdt --version` prints the version."
         ),
         args=_with_address(arguments),
     )

@@ -48,31 +48,31 @@ def benchmark(
 ) -> int:
     """Train and evaluate methods on tasks by the paper's protocol; finished parts are kept.
 
-    Writes results.json, results.md and one picture a task. Safe to interrupt and to repeat, also
+    Writes results.json, results.md and one plot per task. Safe to interrupt and to repeat, also
     with more tasks, methods or seeds: only what is missing is done. Without tasks, the tables of
     what is finished in the folder are written again.
 
     Args:
-        output: Folder for everything.
+        output: Output folder.
         tasks: DSRL tasks or SpeedLimit, in any spelling.
         suite: All tasks of a simulator family: bullet, safety-gymnasium or metadrive.
         datasets: TASK=FILE: train on this HDF5 file instead of DSRL's own.
         methods: Variants of RCDT and other algorithms, with switches: cdt, rcdt+pareto, bc-safe,
             rcdt+eta=0.1, bc+width=64. bc-safe-each trains a policy for every budget.
-        seeds: One policy each.
+        seeds: Training seeds, with one policy each.
         preset: Sizes: as published, for two CPU cores in minutes, or for tests; auto: by
             the device.
         steps: Gradient steps; by default the preset's.
-        episodes: Episodes a budget.
+        episodes: Episodes per budget.
         variant_of_data: bottom:RHO or extremes:RHO, the paper's degraded data, RHO in percent.
         overrides: FIELD=VALUE of the configuration, for every variant of RCDT.
-        holdout: Share of trajectories kept from training, to measure the critics' error on.
+        holdout: Share of trajectories held out to measure the critics' error.
         workers: Processes; with more than one, each uses one thread.
-        ray: Work on a Ray cluster instead: no address starts one on this machine, auto finds the
+        ray: Run on a Ray cluster instead: no address starts one on this machine, auto finds the
             one that `ray start` made, HOST:PORT names one. Its machines must share the output.
         cpus: Cores of one cell on Ray.
         gpus: GPUs of one cell on Ray; 0.25 puts four cells on a GPU. Goes with --device cuda.
-        shard: Do the I-th of N parts of the cells; other machines do the others.
+        shard: Run the I-th of N parts of the cells, and the others on other machines.
         device: cpu or cuda.
     """
     from rcdt_agent.experiments.benchmark import Protocol, run_benchmark
@@ -132,10 +132,10 @@ def tune(
     gpus: float = 0.0,
     device: str = "cpu",
 ) -> int:
-    """Search settings: highest return among those that keep every budget, on validation seeds.
+    """Search for the settings with the highest return that keep every budget, on validation seeds.
 
-    Safe to interrupt: the same command goes on where it stopped. Started several times at once, the
-    processes share the trials.
+    Safe to interrupt: the same command continues the search. If it is started several times at
+    once, the processes share the trials.
 
     Args:
         data: A DSRL task, an HDF5 file named after one, or SpeedLimit.
@@ -145,9 +145,9 @@ def tune(
             rcdt+relabel, bc.
         preset: Sizes; auto: by the device.
         steps: Gradient steps of a trial; by default the preset's.
-        trials: Settings to try, in all.
-        episodes: Validation episodes a budget.
-        seed: Of training and of the search.
+        trials: Total number of settings to try.
+        episodes: Validation episodes per budget.
+        seed: Seed of training and of the search.
         storage: URL of a database for the study, as Optuna takes it; default: a journal file in
             the output.
         ray: Try settings on a Ray cluster, as for `rcdt benchmark`.

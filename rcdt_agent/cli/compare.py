@@ -35,21 +35,21 @@ def compare(
 
     Rolls out at three budgets and writes the table, the methods on the return-cost plane of the
     data, and an HTML page. Without an environment it compares how well the methods predict
-    held-out trajectories within each budget, which says nothing of return and cost.
+    held-out trajectories within each budget, which says nothing about return and cost.
 
     Args:
         file: HDF5 dataset.
         task: Task whose simulator is used; by default the one that the file is named after.
-        env: Instead: an environment of Gymnasium, such as my_package:Name-v0.
+        env: Gymnasium environment to use instead, such as my_package:Name-v0.
         offline: Do not roll out, even if there is a simulator.
         methods: As for rcdt benchmark; by default wcdt (RCDT's default variant), cdt and every
             other algorithm. Those of one budget are trained once for each.
         budgets: Cost budgets; by default the task's, or quartiles of the data's costs.
-        seeds: One policy each.
-        preset: Sizes; cpu takes minutes a method.
+        seeds: Training seeds, with one policy each.
+        preset: Sizes; cpu takes minutes per method.
         steps: Gradient steps; by default the preset's.
-        episodes: Episodes a budget; offline, held-out trajectories a budget at most.
-        output: Folder for everything; by default runs/compare-NAME.
+        episodes: Episodes per budget; offline, at most as many held-out trajectories per budget.
+        output: Output folder; by default runs/compare-NAME.
         jobs: Processes; with more than one, each uses one thread.
         device: cpu or cuda.
     """

@@ -32,11 +32,11 @@ def tasks(
 ) -> int:
     """List the tasks: ids, episode length, published ranges and evaluation budgets.
 
-    One line a task in plain text, so that `rcdt tasks | grep -i hopper` finds what it should.
+    One plain line per task, so that `rcdt tasks | grep -i hopper` works.
 
     Args:
         suite: Only bullet, safety-gymnasium, metadrive or embedded.
-        files: Name each task's dataset file instead.
+        files: Print the name of each task's dataset file instead.
     """
     head = ("task", "dataset file") if files else ("task", "steps", "return", "cost", "budgets")
     rows = [head]
@@ -80,10 +80,10 @@ def inspect(
         task: Task whose budgets are shown; guessed from the file name.
         budgets: Cost budgets to look at; by default the task's, or without a task round figures
             near the quartiles of the data's costs.
-        cost_limit: Colour by the paper's weights, Eq. (w-def), with this c_lim; by default by how
-            close a trajectory's steps are to the frontier, which is what the default agent weighs.
-        alpha: The same, with this sensitivity to return.
-        gamma: The same, with this sensitivity to cost.
+        cost_limit: Colour by the paper's weights, Eq. (w-def), with this c_lim; by default by the
+            default agent's weights, closeness to the frontier averaged over a trajectory.
+        alpha: Colour by the paper's weights with this sensitivity to return.
+        gamma: Colour by the paper's weights with this sensitivity to cost.
     """
     from rcdt_agent.experiments.inspection import inspect_file
 
@@ -118,24 +118,25 @@ def collect(
     round_observations: Annotated[int | None, tyro.conf.arg(metavar="BITS")] = None,
     resume: bool = False,
 ) -> int:
-    """Collect a dataset of one's own in a task's simulator, in DSRL's layout.
+    """Record a dataset in a task's simulator, in DSRL's HDF5 layout.
 
     Safe to interrupt: complete trajectories are kept, and `--resume` continues.
 
     Args:
         task: A DSRL task, in any spelling.
-        output: HDF5 file to write; <output>.json beside it says how it was made.
-        steps: Environment steps to record; ppo divides them among the penalties, and needs the
-            default or more before costs and returns spread.
+        output: HDF5 file to write; <output>.json beside it records how it was made.
+        steps: Environment steps to record; ppo divides them among the penalties, and needs at
+            least the default to cover a range of costs and returns.
         behaviour: scripted, idm, ppo or random; by default scripted for Bullet's Ball and Car and
             for Safety-Gymnasium's Circle and Goal tasks, idm for MetaDrive, ppo otherwise.
-        penalties: Reward taken off for each unit of cost; ppo trains once with each.
+        penalties: Penalties subtracted from the reward per unit of cost; ppo is trained with each.
         n_envs: Environments in parallel.
         seed: The same seed gives the same dataset.
-        per_cell: Most trajectories in a cell of a 40 x 50 return-cost grid; None keeps all.
-        max_trajectories: Most trajectories in the file, drawn at random.
+        per_cell: Maximum number of trajectories in a cell of a 40 x 50 return-cost grid; None
+            keeps all.
+        max_trajectories: Maximum number of trajectories in the file, drawn at random.
         round_observations: Mantissa bits that observations keep (1 to 23), for a smaller file.
-        resume: Continue an interrupted collection; say the same arguments again.
+        resume: Continue an interrupted collection, given the same arguments.
     """
     from rcdt_agent.collect import collect_dataset, default_behaviour
 
@@ -206,7 +207,7 @@ def convert(
 ) -> int:
     """Copy a dataset between DSRL's HDF5 layout and Minari (cost in the infos).
 
-    Or from HDF5 into a folder of arrays, from which data larger than memory are trained on.
+    Also from HDF5 to a folder of memory-mapped arrays, for datasets larger than memory.
 
     Args:
         source: An HDF5 file, or the id of a local Minari dataset.

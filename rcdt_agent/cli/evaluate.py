@@ -31,18 +31,19 @@ def evaluate(
     output: OptionalPath = None,
     offline: OptionalPath = None,
 ) -> int:
-    """Roll a trained agent out at every cost budget and print the table.
+    """Evaluate a trained agent at every cost budget and print the table.
 
     The results are added to the run's report.json: a budget that was measured before is replaced,
-    the others stay. With --offline nothing is rolled out: return and cost are estimated from logged
-    data, and written to the run's offline.json, which `rcdt report` shows beside what was measured.
+    the others stay. With --offline there are no roll-outs: return and cost are estimated from
+    logged data and written to the run's offline.json, which `rcdt report` shows beside the
+    measured ones.
 
     Args:
         agent: A run folder or a checkpoint.
         env: A task or environment id; by default the one it was trained for.
         budgets: Cost budgets; by default those of the task.
-        cost_budgets: Of an agent with several costs: collision=5,speeding=20 each.
-        episodes: Episodes a budget.
+        cost_budgets: For an agent with several costs, each as collision=5,speeding=20.
+        episodes: Episodes per budget.
         seed: Episode e is reset with seed + e.
         output: JSON file for this evaluation alone; the run's own files stay as they are.
         offline: Dataset to estimate from, instead of rolling out.
@@ -100,21 +101,21 @@ def calibrate(
     in_place: bool = False,
     offline: OptionalPath = None,
 ) -> int:
-    """Measure which token keeps each cost budget, and write an agent that asks for it.
+    """Measure which cost-to-go token keeps each cost budget, and write a calibrated agent.
 
-    With --offline nothing is rolled out: costs are estimated from logged data, and refused where
-    these do not cover a budget.
+    With --offline there are no roll-outs: costs are estimated from logged data, and budgets that
+    these do not cover are an error.
 
     Args:
         agent: A run folder or a checkpoint.
         env: A task or environment id; by default the one it was trained for.
-        budgets: Cost budgets that will be asked for; by default those of the task.
-        episodes: Episodes a token; ten tokens are measured. Fewer than 20 are warned about.
-        seed: Episode e is reset with seed + e; not the seeds of an evaluation.
-        confidence: One-sided, of the bound on the mean cost of the episodes.
+        budgets: Cost budgets to calibrate for; by default those of the task.
+        episodes: Episodes for each of ten tokens; fewer than 20 raise a warning.
+        seed: Episode e is reset with seed + e; other seeds than those of an evaluation.
+        confidence: Confidence level of the one-sided bound on the mean cost of the episodes.
         output: Where to write the calibrated agent; by default beside the one given, with
             -calibrated in its name.
-        in_place: Write it over the one given.
+        in_place: Overwrite the given agent.
         offline: Dataset to estimate from, instead of rolling out.
     """
     from rcdt_agent.evaluation import task_budgets
@@ -208,7 +209,7 @@ def dashboard(
     *,
     open_page: Annotated[bool, tyro.conf.arg(name="open")] = False,
 ) -> int:
-    """Print the path of a run's page with its slider over cost budgets, written if need be.
+    """Write a run's page with a slider over cost budgets, if it is not up to date; print its path.
 
     Args:
         run: A run folder that has been evaluated.

@@ -27,8 +27,8 @@ def export(
         agent: A run folder or a checkpoint.
         file: File to write.
         output: The same, as an option.
-        cost_budget: Budget that the file begins with; otherwise the agent's own.
-        without_shield: Leave out the critic shield, which a file cannot hold.
+        cost_budget: Initial budget of the exported policy; by default the agent's.
+        without_shield: Export without the critic shield, which ONNX files cannot hold.
     """
     from rcdt_agent.experiments.runs import open_budget_conditioned
 

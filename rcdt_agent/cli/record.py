@@ -32,12 +32,12 @@ def record(
     Args:
         agent: A run folder or a checkpoint.
         env: A task or environment id; by default the one it was trained for.
-        budgets: Cost budgets, a panel each; by default those of the task.
-        cost_budgets: Of an agent with several costs: collision=5,speeding=20 each.
-        seed: Of the reset of every episode.
-        fps: Frames a second; of a GIF at most 50.
-        every: Steps from one frame to the next; by default as many as give 100 frames at most.
-        width: Of a panel, in pixels.
+        budgets: Cost budgets, one panel each; by default those of the task.
+        cost_budgets: For an agent with several costs, each as collision=5,speeding=20.
+        seed: Reset seed of every episode.
+        fps: Frames per second; at most 50 in a GIF.
+        every: Steps between frames; by default chosen for at most 100 frames.
+        width: Width of a panel in pixels.
         output: File ending in .gif or .mp4; by default recording.gif in the run folder, or a GIF
             beside the checkpoint.
     """

@@ -15,7 +15,7 @@ SuiteName = Literal["bullet", "safety-gymnasium", "metadrive"]
 
 
 def doctor() -> int:
-    """Show what is installed and really step each simulator; exit code 1 if one is broken."""
+    """List installed versions and test each simulator by stepping it; exit code 1 if one fails."""
     from rcdt_agent.doctor import run_checks
 
     colours = {"ok": "green", "missing": "yellow", "broken": "red"}
@@ -37,8 +37,8 @@ def install_simulators(
     """Install the simulators in the versions that are tested together.
 
     Args:
-        suites: Which families; none named means all three.
-        constraints: Another file of versions to keep to.
+        suites: Simulator families; by default all three.
+        constraints: A constraints file for pip to use instead of the package's own.
     """
     from rcdt_agent.tasks import install
 

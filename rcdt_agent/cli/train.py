@@ -82,32 +82,33 @@ def _make_train(
         evaluate: bool = True,
         episodes: int = 20,
     ) -> int:
-        """Train an agent in a run folder, evaluate it at every budget, and draw the result.
+        """Train an agent in a run folder, evaluate it at every budget, and plot the results.
 
-        Ctrl-C and SIGTERM save a checkpoint first, and the command that goes on is printed.
+        Ctrl-C and SIGTERM save a checkpoint and print the command that resumes the run.
         Several processes or GPUs: torchrun --nproc-per-node 4 -m rcdt_agent train DATA ...
 
-        A letter after a setting says where its value in preset `paper` is from: (P) the paper,
+        A letter after a setting is the source of its value in preset `paper`: (P) the paper,
         (C) the CDT code that it builds on, or a baseline's published code, (Q) the Q-regularised
         transformer, (I) our inference.
         {None}|FLOAT takes a number or the word None.
 
         Args:
-            data: A task (its dataset is downloaded if need be), SpeedLimit, or an HDF5 file.
+            data: A task (its dataset is downloaded if needed), SpeedLimit, or an HDF5 file.
             algorithm: rcdt, bc, bc-safe, bcq-lag, bear-lag, cpq, coptidice, trac, fisor or caps;
-                the settings below are its own.
+                it determines the settings below.
             config: Settings of the algorithm; their defaults are the preset's and the variant's.
             preset: Sizes: as published, for two CPU cores in minutes, or for tests. auto: as
                 published with a GPU, cpu without.
             dataset: An HDF5 file to use instead of the task's own.
             output: Run folder; by default runs/<data>-<algorithm or variant>-<seed>.
-            resume: Continue this run folder as it was started, or on to --total-steps in all.
-                Only --episodes, --evaluate, --checkpoint-every and --device can change besides.
+            resume: Run folder to continue with its own options, to its planned end or to
+                --total-steps in all. Only --episodes, --evaluate, --checkpoint-every and --device
+                can be changed besides.
             seed: The same seed gives the same agent.
             device: auto, cpu or cuda.
             checkpoint_every: Steps between checkpoints.
             evaluate: Evaluate at the end, if there is a simulator.
-            episodes: Episodes a budget.
+            episodes: Episodes per budget.
         """
         from rcdt_agent import distributed
         from rcdt_agent.experiments.runs import Run, RunOptions, start_run

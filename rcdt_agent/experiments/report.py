@@ -214,7 +214,7 @@ def _budgets(contents: _Contents) -> str:
         "return": lambda r: _spread(r["mean_return"], r["return_interval"]),
         "kept": lambda r: "yes" if r["passed"] else "no",
         "episodes over": lambda r: f"{r['over_budget']:.0%}",
-        "asked for": lambda r: "-" if r["target_return"] is None else f"{r['target_return']:.1f}",
+        "target return": lambda r: "-" if r["target_return"] is None else f"{r['target_return']:.1f}",
         "normalised return": lambda r: f"{r['normalized_return']:.3f}",
     }
     if any(r.get("interventions") for r in results):
