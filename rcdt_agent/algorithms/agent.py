@@ -36,9 +36,10 @@ from rcdt_agent.observations import ObservationLayout
 from rcdt_agent.tasks.registry import Task
 
 if TYPE_CHECKING:
+    from rcdt_agent.budget_report import BudgetReport
     from rcdt_agent.data.readers import AnyData
-    from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource
-    from rcdt_agent.offline_evaluation import OfflineReport
+    from rcdt_agent.evaluation import Budgets, EnvSource
+    from rcdt_agent.offline_report import OfflineReport
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
