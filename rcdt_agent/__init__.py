@@ -22,10 +22,11 @@ if TYPE_CHECKING:
         load_agent,
         load_agent_from_hub,
     )
+    from rcdt_agent.budget_report import BudgetReport
     from rcdt_agent.config import Config
     from rcdt_agent.data import TrajectoryDataset
     from rcdt_agent.deploy import AgentState, ReturnCostTokens, VectorReturnCostTokens
-    from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+    from rcdt_agent.evaluation import evaluate_budgets
     from rcdt_agent.tasks.registry import get_task
     from rcdt_agent.tasks.simulators import make_env
     from rcdt_agent.variants import make_config
@@ -74,7 +75,7 @@ _LAZY = {
     "load_agent": "algorithms",
     "load_agent_from_hub": "algorithms",
     "AgentState": "deploy",
-    "BudgetReport": "evaluation",
+    "BudgetReport": "budget_report",
     "Config": "config",
     "ReturnCostTokens": "deploy",
     "TrajectoryDataset": "data",

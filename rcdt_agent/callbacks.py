@@ -7,15 +7,10 @@ from typing import Any
 
 from stable_baselines3.common.callbacks import BaseCallback
 
+from rcdt_agent.budget_report import BudgetReport
 from rcdt_agent.costs import budget_label
 from rcdt_agent.eval_envs import env_maker
-from rcdt_agent.evaluation import (
-    BudgetReport,
-    Budgets,
-    EnvSource,
-    evaluate_budgets,
-    task_budgets,
-)
+from rcdt_agent.evaluation import Budgets, EnvSource, evaluate_budgets, task_budgets
 
 
 class BudgetEvalCallback(BaseCallback):

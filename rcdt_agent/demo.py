@@ -17,7 +17,7 @@ from rich.console import Console
 
 from rcdt_agent._io import write_json
 from rcdt_agent.algorithms import RCDT
-from rcdt_agent.evaluation import BudgetReport
+from rcdt_agent.budget_report import BudgetReport
 from rcdt_agent.plots import plot_frontier, save_figure
 from rcdt_agent.tasks.speed_limit import optimal_return
 

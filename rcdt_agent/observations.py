@@ -9,15 +9,13 @@ has no layout: its rows are the array itself.
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from rcdt_agent._types import Float32Array
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.images import (
     ImageShape,
@@ -27,13 +25,22 @@ from rcdt_agent.images import (
     images_of,
     is_image,
 )
-from rcdt_agent.stored_spaces import space_from_dict, space_to_dict
+from rcdt_agent.observation_parts import (
+    CONTAINERS,
+    Leaf,
+    check_finite,
+    count_rows,
+    inner_spaces,
+    leaf_array,
+    leaf_bounds,
+    leaf_columns,
+    leaf_values,
+    leaves_of,
+)
+from rcdt_agent.stored_spaces import observation_space_from_dict, observation_space_to_dict
 
-Leaf = tuple[str, gym.Space[Any]]
 Rows = npt.NDArray[Any]
 """float32; of images uint8."""
-_CONTAINERS = gym.spaces.Dict | gym.spaces.Tuple
-_LEAVES = gym.spaces.Box | gym.spaces.Discrete | gym.spaces.MultiDiscrete | gym.spaces.MultiBinary
 
 
 class ObservationLayout:
@@ -54,7 +61,7 @@ class ObservationLayout:
         """
         self.space = space
         self.image: ImageShape | None = image_shape(space)
-        self.leaves: tuple[Leaf, ...] = tuple(_leaves(space, ""))
+        self.leaves: tuple[Leaf, ...] = tuple(leaves_of(space))
         self.sizes = tuple(gym.spaces.flatdim(leaf) for _, leaf in self.leaves)
         if not self.size:
             raise InvalidArgumentError(f"`observation_space` must not be empty, got {space}.")
@@ -81,7 +88,7 @@ class ObservationLayout:
             return gym.spaces.Box(0, 255, (self.size,), dtype=np.uint8)
         low, high = (
             np.concatenate([np.ravel(bound).astype(np.float32) for bound in bounds])
-            for bounds in zip(*(_bounds(leaf) for _, leaf in self.leaves), strict=True)
+            for bounds in zip(*(leaf_bounds(leaf) for _, leaf in self.leaves), strict=True)
         )
         return gym.spaces.Box(low, high, dtype=np.float32)
 
@@ -127,11 +134,13 @@ class ObservationLayout:
         if isinstance(observation, np.ndarray) and observation.dtype.kind == "f":
             shape = observation.shape
             if shape[-1:] == (self.size,) and len(shape) in (1, 2) and 0 not in shape:
-                _check_finite("observation", observation)
+                check_finite("observation", observation)
                 return observation.reshape(-1, self.size).astype(np.float32), len(shape) == 1
-        values = list(_values(self.space, observation, ""))
-        arrays = [_array(leaf, value) for leaf, value in zip(self.leaves, values, strict=True)]
-        counts = [_count(leaf, array, n) for leaf, array in zip(self.leaves, arrays, strict=True)]
+        values = list(leaf_values(self.space, observation))
+        arrays = [leaf_array(leaf, value) for leaf, value in zip(self.leaves, values, strict=True)]
+        counts = [
+            count_rows(leaf, array, n) for leaf, array in zip(self.leaves, arrays, strict=True)
+        ]
         for (name, _), array, count in zip(self.leaves, arrays, counts, strict=True):
             if count != counts[0]:
                 raise InvalidArgumentError(
@@ -141,7 +150,7 @@ class ObservationLayout:
                 )
         single, n_rows = counts[0] is None, 1 if counts[0] is None else counts[0]
         parts = [
-            _flat(leaf, array.reshape(n_rows, -1))
+            leaf_columns(leaf, array.reshape(n_rows, -1))
             for leaf, array in zip(self.leaves, arrays, strict=True)
         ]
         return np.concatenate(parts, axis=1), single
@@ -156,7 +165,7 @@ class ObservationLayout:
 
     def to_json(self) -> str:
         """The space as JSON."""
-        return json.dumps(_to_dict(self.space))
+        return json.dumps(observation_space_to_dict(self.space))
 
     @classmethod
     def from_json(cls, text: str, size: int) -> ObservationLayout:
@@ -166,7 +175,7 @@ class ObservationLayout:
             InvalidArgumentError: It is no such text, or not of rows of this size.
         """
         try:
-            layout = cls(_from_dict(json.loads(text)))
+            layout = cls(observation_space_from_dict(json.loads(text)))
         except Exception as error:  # a file may hold anything
             raise InvalidArgumentError(f"the observation layout is damaged ({error}).") from error
         if layout.size != size:
@@ -193,8 +202,8 @@ class FlatObservation(gym.ObservationWrapper[Any, Any, Any]):
 
 def is_nested(space: gym.Space[Any]) -> bool:
     """Whether a `Dict` or `Tuple` holds another, which stable-baselines3 does not take."""
-    return isinstance(space, _CONTAINERS) and any(
-        isinstance(inner, _CONTAINERS) for _, inner in _inner(space, "")
+    return isinstance(space, CONTAINERS) and any(
+        isinstance(inner, CONTAINERS) for _, inner in inner_spaces(space, "")
     )
 
 
@@ -234,135 +243,6 @@ def pick(observations: Any, i: int) -> Any:
     return observations[i]
 
 
-def _inner(space: Any, path: str) -> Iterator[Leaf]:
-    """The spaces in a container, and their names."""
-    named = isinstance(space, gym.spaces.Dict)
-    for key, inner in space.spaces.items() if named else enumerate(space.spaces):
-        if named and (not isinstance(key, str) or not key or "/" in key):
-            raise InvalidArgumentError(
-                f"Keys of `observation_space` must be texts without '/', got {key!r}."
-            )
-        yield f"{path}/{key}" if path else str(key), inner
-
-
-def _leaves(space: gym.Space[Any], path: str) -> Iterator[Leaf]:
-    if isinstance(space, _CONTAINERS):
-        for name, inner in _inner(space, path):
-            yield from _leaves(inner, name)
-    elif path and is_image(space):
-        raise InvalidArgumentError(
-            f"`observation_space`: an image must be the whole observation, got one beside others, "
-            f"`{path}`: {space}."
-        )
-    elif isinstance(space, _LEAVES):
-        yield path or "observation", space
-    else:
-        where = f", in it `{path}`" if path else ""
-        raise InvalidArgumentError(
-            f"`observation_space` must be a Box, Discrete, MultiDiscrete or MultiBinary, or a Dict "
-            f"or Tuple of these, got {space}{where}."
-        )
-
-
-def _values(space: gym.Space[Any], value: Any, path: str) -> Iterator[Any]:
-    """The values of all leaves; names of keys are checked."""
-    if not isinstance(space, _CONTAINERS):
-        yield value
-        return
-    what, inner = f"`{path or 'observation'}`", list(_inner(space, path))
-    keys: Sequence[Any]
-    if isinstance(space, gym.spaces.Dict):
-        if not isinstance(value, Mapping):
-            raise InvalidArgumentError(
-                f"{what} must be a dict of {', '.join(space.spaces)}, got {type(value).__name__}"
-                f"{f' of shape {value.shape}' if isinstance(value, np.ndarray) else ''}."
-            )
-        keys = list(space.spaces)
-        unknown = sorted(str(key) for key in value if key not in space.spaces)
-        missing = [key for key in keys if key not in value]
-        if unknown or missing:
-            found = [f"{' and '.join(missing)} missing"] * bool(missing)
-            found += [f"{' and '.join(unknown)} unknown"] * bool(unknown)
-            raise InvalidArgumentError(
-                f"{what} must have the keys {', '.join(keys)}: {'; '.join(found)}."
-            )
-    else:
-        if not isinstance(value, tuple | list) or len(value) != len(inner):
-            raise InvalidArgumentError(
-                f"{what} must be a tuple of {len(inner)}, got {type(value).__name__}"
-                f"{f' of {len(value)}' if isinstance(value, tuple | list) else ''}."
-            )
-        keys = range(len(inner))
-    for key, (name, part) in zip(keys, inner, strict=True):
-        yield from _values(part, value[key], name)
-
-
-def _array(leaf: Leaf, value: Any) -> npt.NDArray[Any]:
-    name, _ = leaf
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"`{name}` of the observation is no array: {error}") from error
-    if array.dtype.kind not in "biuf":
-        raise InvalidArgumentError(f"`{name}` of the observation must be numbers, got {value!r}.")
-    _check_finite(name, array)
-    return array
-
-
-def _check_finite(name: str, array: npt.NDArray[Any]) -> None:
-    if not np.isfinite(array).all():
-        raise InvalidArgumentError(f"`{name}` of the observation must be finite, got {array}.")
-
-
-def _count(leaf: Leaf, array: npt.NDArray[Any], n: int | None) -> int | None:
-    """How many observations an array holds; None: one, without a leading axis."""
-    (name, space), shape = leaf, leaf[1].shape or ()
-    if n is not None and array.shape[:1] == (n,) and array.size == n * int(np.prod(shape)):
-        return n
-    if n is None and array.shape == shape:
-        return None
-    if array.ndim and array.shape[1:] == shape and len(array) and n in (None, len(array)):
-        return len(array)
-    batch = f"({', '.join(map(str, ('N' if n is None else n, *shape)))})"
-    raise InvalidArgumentError(
-        f"`{name}` of the observation must have shape {shape}, or {batch} for a batch, got "
-        f"{array.shape}; its space is {space}."
-    )
-
-
-def _flat(leaf: Leaf, values: npt.NDArray[Any]) -> Float32Array:
-    """(N, K) values of a part as its (N, size) columns of the rows."""
-    name, space = leaf
-    if not isinstance(space, gym.spaces.Discrete | gym.spaces.MultiDiscrete):
-        return values.astype(np.float32)
-    n_values, start = _one_hots(space)
-    index = values - start
-    bad = (index < 0) | (index >= n_values) | (index != np.floor(index))
-    if bad.any():
-        raise InvalidArgumentError(
-            f"`{name}` of the observation must be in {space}, got {values[bad][0]}."
-        )
-    rows = np.zeros((len(values), int(n_values.sum())), dtype=np.float32)
-    first = np.concatenate(([0], np.cumsum(n_values)[:-1]))
-    np.put_along_axis(rows, index.astype(np.int64) + first, 1.0, axis=1)
-    return rows
-
-
-def _one_hots(space: Any) -> tuple[Any, Any]:
-    """(K,) number of values of each component, and the smallest."""
-    if isinstance(space, gym.spaces.Discrete):
-        return np.array([int(space.n)]), np.array([int(space.start)])
-    n_values = np.ravel(space.nvec).astype(np.int64)
-    return n_values, np.ravel(getattr(space, "start", np.zeros_like(n_values)))
-
-
-def _bounds(space: Any) -> tuple[Any, Any]:
-    if isinstance(space, gym.spaces.Box):
-        return space.low, space.high
-    size = gym.spaces.flatdim(space)
-    return np.zeros(size), np.ones(size)
-
-
 def _space_of(observations: Any) -> gym.Space[Any]:
     if isinstance(observations, Mapping):
         return gym.spaces.Dict({key: _space_of(part) for key, part in observations.items()})
@@ -372,36 +252,3 @@ def _space_of(observations: Any) -> gym.Space[Any]:
     if images is not None:
         return images
     return gym.spaces.Box(-np.inf, np.inf, np.shape(observations)[1:], dtype=np.float32)
-
-
-def _to_dict(space: Any) -> dict[str, Any]:
-    if isinstance(space, gym.spaces.Dict):
-        return {"dict": [[key, _to_dict(inner)] for key, inner in space.spaces.items()]}
-    if isinstance(space, gym.spaces.Tuple):
-        return {"tuple": [_to_dict(inner) for inner in space.spaces]}
-    if isinstance(space, gym.spaces.Box):
-        return {"box": space_to_dict(space)}
-    if isinstance(space, gym.spaces.Discrete):
-        return {"discrete": int(space.n), "start": int(space.start)}
-    if isinstance(space, gym.spaces.MultiDiscrete):
-        start = getattr(space, "start", np.zeros_like(space.nvec))
-        return {"multi_discrete": space.nvec.tolist(), "start": np.asarray(start).tolist()}
-    return {"multi_binary": list(space.shape)}
-
-
-def _from_dict(values: dict[str, Any]) -> gym.Space[Any]:
-    if "dict" in values:  # in the stored order: gymnasium sorts plain dicts
-        return gym.spaces.Dict(OrderedDict((str(k), _from_dict(v)) for k, v in values["dict"]))
-    if "tuple" in values:
-        return gym.spaces.Tuple([_from_dict(inner) for inner in values["tuple"]])
-    if "box" in values:
-        box: gym.spaces.Box = space_from_dict(values["box"])
-        return box
-    if "discrete" in values:
-        return gym.spaces.Discrete(int(values["discrete"]), start=int(values["start"]))
-    if "multi_discrete" in values:
-        start = np.asarray(values["start"], dtype=np.int64)
-        given: dict[str, Any] = {"start": start} if start.any() else {}
-        return gym.spaces.MultiDiscrete(np.asarray(values["multi_discrete"], np.int64), **given)
-    shape = [int(n) for n in values["multi_binary"]]
-    return gym.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)

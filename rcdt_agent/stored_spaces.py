@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any
 
 import gymnasium as gym
@@ -46,3 +47,42 @@ def space_from_dict(values: dict[str, Any]) -> Any:
         raise CheckpointError(f"`dtype` of a space must be a number's, got {values['dtype']!r}")
     dtype: Any = np.dtype(values["dtype"])
     return gym.spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype)
+
+
+def observation_space_to_dict(space: Any) -> dict[str, Any]:
+    """A space of observations, nested or not, as plain values: what `ObservationLayout` stores."""
+    if isinstance(space, gym.spaces.Dict):
+        return {
+            "dict": [[key, observation_space_to_dict(inner)] for key, inner in space.spaces.items()]
+        }
+    if isinstance(space, gym.spaces.Tuple):
+        return {"tuple": [observation_space_to_dict(inner) for inner in space.spaces]}
+    if isinstance(space, gym.spaces.Box):
+        return {"box": space_to_dict(space)}
+    if isinstance(space, gym.spaces.Discrete):
+        return {"discrete": int(space.n), "start": int(space.start)}
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        start = getattr(space, "start", np.zeros_like(space.nvec))
+        return {"multi_discrete": space.nvec.tolist(), "start": np.asarray(start).tolist()}
+    return {"multi_binary": list(space.shape)}
+
+
+def observation_space_from_dict(values: dict[str, Any]) -> gym.Space[Any]:
+    """The inverse of `observation_space_to_dict`."""
+    if "dict" in values:  # in the stored order: gymnasium sorts plain dicts
+        return gym.spaces.Dict(
+            OrderedDict((str(k), observation_space_from_dict(v)) for k, v in values["dict"])
+        )
+    if "tuple" in values:
+        return gym.spaces.Tuple([observation_space_from_dict(inner) for inner in values["tuple"]])
+    if "box" in values:
+        box: gym.spaces.Box = space_from_dict(values["box"])
+        return box
+    if "discrete" in values:
+        return gym.spaces.Discrete(int(values["discrete"]), start=int(values["start"]))
+    if "multi_discrete" in values:
+        start = np.asarray(values["start"], dtype=np.int64)
+        given: dict[str, Any] = {"start": start} if start.any() else {}
+        return gym.spaces.MultiDiscrete(np.asarray(values["multi_discrete"], np.int64), **given)
+    shape = [int(n) for n in values["multi_binary"]]
+    return gym.spaces.MultiBinary(shape[0] if len(shape) == 1 else shape)

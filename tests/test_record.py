@@ -11,8 +11,9 @@ from rcdt_agent import RCDT
 from rcdt_agent.cli import run_command
 from rcdt_agent.demo import BALL_CIRCLE
 from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.experiments.animation import write_gif
 from rcdt_agent.experiments.panels import OVERHEAD, TRACK, Panel, PanelLayout, Spent, draw_frame
-from rcdt_agent.experiments.record import record_episodes, write_gif
+from rcdt_agent.experiments.record import record_episodes
 from rcdt_agent.tasks.cameras import COSTLY, SAFE
 
 

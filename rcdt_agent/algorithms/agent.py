@@ -15,14 +15,15 @@ import torch
 from stable_baselines3.common.vec_env import VecEnv
 
 from rcdt_agent._types import Float32Array
-from rcdt_agent.action_spaces import DISCRETE, as_space, same_actions
+from rcdt_agent.action_spaces import DISCRETE, as_space
 from rcdt_agent.algorithms.arguments import (
     LearningRate,
     check_device,
     check_seed,
     scheduled_rate,
 )
-from rcdt_agent.algorithms.sb3 import Env, SB3Interface, check_supported
+from rcdt_agent.algorithms.sb3 import Env, SB3Interface
+from rcdt_agent.algorithms.spaces import check_same_spaces, check_supported
 from rcdt_agent.algorithms.training_state import TrainingState
 from rcdt_agent.arguments import check_flags, check_path, check_whole
 from rcdt_agent.base_config import AUTO_PRESET, CHANGEABLE, BaseConfig, resolve_preset
@@ -31,14 +32,14 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.deploy.policy import Policy
 from rcdt_agent.deploy.wrappers import Facts, split_facts
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
-from rcdt_agent.images import image_shape, is_image, same_images
-from rcdt_agent.observations import ObservationLayout
+from rcdt_agent.images import is_image
 from rcdt_agent.tasks.registry import Task
 
 if TYPE_CHECKING:
+    from rcdt_agent.budget_report import BudgetReport
     from rcdt_agent.data.readers import AnyData
-    from rcdt_agent.evaluation import BudgetReport, Budgets, EnvSource
-    from rcdt_agent.offline_evaluation import OfflineReport
+    from rcdt_agent.evaluation import Budgets, EnvSource
+    from rcdt_agent.offline_report import OfflineReport
 
 PolicyT = TypeVar("PolicyT", bound=Policy)
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
@@ -156,22 +157,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self.device = check_device(device)
         self.lr_schedule: LearningRate | None = None
         self.preset: str | None = None
-        if config is None:
-            if callable(overrides.get("learning_rate")):
-                schedule: LearningRate = overrides.pop("learning_rate")
-                scheduled_rate(schedule, 1.0)
-                self.lr_schedule = schedule
-            self.preset = resolve_preset(preset, self.device.type)
-            config = self.make_config(self.preset, variant, **overrides)
-        elif overrides or variant is not None or preset != AUTO_PRESET:
-            raise InvalidArgumentError(
-                "Give either `config` or `variant`, `preset` and its fields, not both."
-            )
-        elif not isinstance(config, self.config_class):
-            raise InvalidArgumentError(
-                f"`config` must be a {self.config_class.__name__}, got {config!r}."
-            )
-        self.config: ConfigT = config
+        self.config: ConfigT = self._chosen_config(config, variant, preset, overrides)
         self._preset_to_tell = preset == AUTO_PRESET and self.preset is not None
         self.seed = check_seed(seed)
         self.verbose = verbose
@@ -191,6 +177,27 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self._policy: PolicyT | None = None
         if env is not None:
             self.set_env(env)
+
+    def _chosen_config(
+        self, config: ConfigT | None, variant: str | None, preset: str, overrides: dict[str, Any]
+    ) -> ConfigT:
+        """The settings, given or made by name; notes a preset and a schedule of the rate."""
+        if config is None:
+            if callable(overrides.get("learning_rate")):
+                schedule: LearningRate = overrides.pop("learning_rate")
+                scheduled_rate(schedule, 1.0)
+                self.lr_schedule = schedule
+            self.preset = resolve_preset(preset, self.device.type)
+            return self.make_config(self.preset, variant, **overrides)
+        if overrides or variant is not None or preset != AUTO_PRESET:
+            raise InvalidArgumentError(
+                "Give either `config` or `variant`, `preset` and its fields, not both."
+            )
+        if not isinstance(config, self.config_class):
+            raise InvalidArgumentError(
+                f"`config` must be a {self.config_class.__name__}, got {config!r}."
+            )
+        return config
 
     @property
     def description(self) -> str:
@@ -269,34 +276,7 @@ class Agent(SB3Interface, Generic[PolicyT, ConfigT]):
         self.check_actions(action)
         self.check_images(observation)
         if self._policy is not None:
-            layout, own_layout = ObservationLayout.of(observation), self._policy.layout
-            own_images = image_shape(self._policy.observation_space)
-            if not same_images(observation, own_images):
-                shapes = image_shape(observation), own_images
-                kinds = [f"images {shape}" if shape else "numbers" for shape in shapes]
-                raise InvalidArgumentError(
-                    f"The environment's observations are {kinds[0]}, the agent's {kinds[1]}."
-                )
-            if layout and own_layout and layout.parts != own_layout.parts:
-                raise InvalidArgumentError(
-                    f"The environment's observation has the parts {layout.parts}, the agent's "
-                    f"has {own_layout.parts}."
-                )
-            own_actions = self._policy.action_space
-            discrete = isinstance(own_actions, DISCRETE) or isinstance(action, DISCRETE)
-            if discrete and not same_actions(action, own_actions):
-                raise InvalidArgumentError(
-                    f"The environment's actions are {action}, the agent's {own_actions}."
-                )
-            for name, space, own in (
-                ("observation", observation, self._policy.observation_space),
-                ("action", action, own_actions),
-            ):
-                if gym.spaces.flatdim(space) != gym.spaces.flatdim(own):
-                    raise InvalidArgumentError(
-                        f"The environment's {name} has size {gym.spaces.flatdim(space)}, the "
-                        f"agent's has size {gym.spaces.flatdim(own)}."
-                    )
+            check_same_spaces(observation, action, self._policy)
 
     def predict(
         self,

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rcdt_agent import losses, weighted_losses
 from rcdt_agent._types import Float32Array
-from rcdt_agent.algorithms.budgets import AnyBudget
+from rcdt_agent.algorithms.any_budget import AnyBudget
 from rcdt_agent.algorithms.markov import (
     MARKOV_RULES,
     MarkovAlgorithm,

@@ -14,13 +14,13 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecEnv
 from torch import Tensor, nn
 
 from rcdt_agent import distributed
-from rcdt_agent.action_spaces import check_action_space, check_space
 from rcdt_agent.algorithms.arguments import check_device
+from rcdt_agent.algorithms.spaces import check_supported
 from rcdt_agent.arguments import check_flags
 from rcdt_agent.checkpoint import check_source
 from rcdt_agent.deploy.wrappers import OBSERVATION, has_facts
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.observations import FlatObservation, ObservationLayout, is_nested
+from rcdt_agent.observations import FlatObservation, is_nested
 
 Env = gym.Env[Any, Any]
 
@@ -43,19 +43,6 @@ class NoEnvironment(gym.Env[Any, Any]):
     def step(self, _action: Any) -> NoReturn:
         """Refuse."""
         self.reset()
-
-
-def check_supported(observation: gym.Space[Any] | None, action: gym.Space[Any] | None) -> None:
-    """Refuse spaces that no algorithm here serves; None is not known yet.
-
-    Raises:
-        InvalidArgumentError: Names the space, the rule and what to do.
-    """
-    if observation is not None:
-        check_space("observation_space", observation)
-        ObservationLayout.of(observation)
-    if action is not None:
-        check_action_space(action)
 
 
 class SB3Interface(ABC):

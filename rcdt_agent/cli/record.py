@@ -41,7 +41,8 @@ def record(
         output: File ending in .gif or .mp4; by default recording.gif in the run folder, or a GIF
             beside the checkpoint.
     """
-    from rcdt_agent.experiments.record import check_ending, record_episodes
+    from rcdt_agent.experiments.animation import check_ending
+    from rcdt_agent.experiments.record import record_episodes
     from rcdt_agent.experiments.runs import open_agent
 
     check_budgets(budgets)

@@ -16,8 +16,8 @@ from rcdt_agent._types import Float32Array, Int64Array
 from rcdt_agent.action_spaces import DISCRETE
 from rcdt_agent.arguments import check_functions
 from rcdt_agent.costs import ONE_COST, named_costs
+from rcdt_agent.data.arrays import action_rows
 from rcdt_agent.data.dataset import TrajectoryDataset
-from rcdt_agent.data.readers import action_rows
 from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, kept_for, read_step
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
 from rcdt_agent.observations import ObservationLayout

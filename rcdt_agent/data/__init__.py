@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rcdt_agent.data.dataset import DatasetSummary, TrajectoryDataset
+    from rcdt_agent.data.dataset import TrajectoryDataset
     from rcdt_agent.data.frontier import Frontier, Outcomes
     from rcdt_agent.data.sampler import Batch, WindowSampler
+    from rcdt_agent.data.summary import DatasetSummary
 
 __all__ = [
     "Batch",
@@ -21,7 +22,7 @@ __all__ = [
 # Loaded when first used: the sampler needs torch, a dataset Gymnasium, the others numpy alone.
 _LAZY = {
     "Batch": "sampler",
-    "DatasetSummary": "dataset",
+    "DatasetSummary": "summary",
     "Frontier": "frontier",
     "Outcomes": "frontier",
     "TrajectoryDataset": "dataset",

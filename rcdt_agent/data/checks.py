@@ -130,6 +130,6 @@ def final_observations(
         warnings.warn(
             f"{name}: `next_observations` differs from the following row of `observations` in "
             f"{n_differing} of {len(observations) - len(last)} places; the following row is used.",
-            stacklevel=3,
+            stacklevel=4,  # whoever called `TrajectoryDataset.from_arrays`
         )
     return final, np.ones(len(last), dtype=np.bool_)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,52 +14,18 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Int64Array
-from rcdt_agent.action_spaces import DISCRETE, action_range, action_width, check_space
-from rcdt_agent.arguments import as_floats, check_number, check_path, check_texts, check_whole
-from rcdt_agent.costs import ONE_COST, CostBudget, check_cost_names, in_order
-from rcdt_agent.data.checks import (
-    check_finite,
-    check_not_negative,
-    check_shapes,
-    check_within,
-    final_observations,
-    split_episodes,
-)
+from rcdt_agent.arguments import check_number, check_path, check_texts, check_whole
+from rcdt_agent.costs import ONE_COST, CostBudget, in_order
+from rcdt_agent.data.arrays import checked_fields
 from rcdt_agent.data.frontier import Frontier, Outcomes, coverage
-from rcdt_agent.data.readers import (
-    action_rows,
-    cost_columns,
-    end_flags,
-    episode_arrays,
-    flat_observations,
-    frame_arrays,
-    observation_rows,
-    one_column,
-)
-from rcdt_agent.data.subsets import bottom_rows, extreme_rows
+from rcdt_agent.data.readers import episode_arrays, frame_arrays
+from rcdt_agent.data.spaces import check_spaces
+from rcdt_agent.data.subsets import bottom_rows, chosen_rows, extreme_rows, split_rows
+from rcdt_agent.data.summary import DatasetSummary
 from rcdt_agent.data.sums import episode_sums, sums_to_go
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
-from rcdt_agent.images import ImageShape, image_shape, same_images
+from rcdt_agent.images import ImageShape
 from rcdt_agent.observations import ObservationLayout
-
-
-@dataclass(frozen=True, kw_only=True)
-class DatasetSummary:
-    """The figures of a dataset that `rcdt inspect` prints."""
-
-    name: str
-    trajectories: int
-    transitions: int
-    observation_size: int
-    action_size: int
-    return_range: tuple[float, float]
-    cost_range: tuple[float, float]
-    """Of several costs: of all of them; `cost_ranges` has each."""
-    length_range: tuple[int, int]
-    terminated: int
-    truncated: int
-    cost_ranges: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """By name, of several costs; empty for one."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,60 +107,20 @@ class TrajectoryDataset:
             DatasetError: Wrong rank, different lengths, NaN or infinity, negative cost, no
                 trajectory; the message names the array and the first offending row.
         """
-        check_texts(name=name)
-        rewards = as_floats("rewards", rewards, DatasetError, f"{name}: ")
-        costs, cost_names = cost_columns(costs, cost_names, name)
-        observations, next_observations, layout = flat_observations(
-            observations,
-            next_observations,
-            observation_space,
-            len(np.atleast_1d(rewards)),
-            name,
-        )
-        given = {"rewards": rewards, "costs": costs}
-        arrays: dict[str, npt.NDArray[Any]] = {
-            "observations": observation_rows(observations, layout, f"{name}: "),
-            **{
-                key: as_floats(key, value, DatasetError, f"{name}: ")
-                for key, value in given.items()
-            },
-        }
-        arrays["actions"] = action_rows(actions, name)
-        arrays |= {key: one_column(arrays[key]) for key in ("rewards", "costs")}
-        is_terminal, is_timeout, is_unclear = end_flags(terminals, timeouts, dones, name)
-        columns: dict[str, Any] = {**arrays, "terminals": is_terminal, "timeouts": is_timeout}
-        if next_observations is not None:
-            if not hasattr(next_observations, "shape"):
-                next_observations = np.asarray(next_observations)
-            columns["next_observations"] = next_observations
-        check_shapes({key: tuple(column.shape) for key, column in columns.items()}, name)
-        for key, array in arrays.items():
-            check_finite(array, key, name)
-        check_not_negative(arrays["costs"], "costs", name)
-        names = check_cost_names(
-            cost_names, len(arrays["costs"].T) if arrays["costs"].ndim > 1 else 1
-        )
-        offsets, n_open = split_episodes(is_terminal, is_timeout)
-        if n_open:
-            warnings.warn(
-                f"{name}: the last {n_open} steps belong to an episode without an end; it is "
-                f"kept as a truncated trajectory.",
-                stacklevel=2,
-            )
-        last = offsets[1:] - 1
-        final, known = final_observations(arrays["observations"], next_observations, last, name)
-        terminated = is_terminal[last]
-        known &= ~is_unclear[last]
         return cls(
-            **arrays,
-            offsets=offsets,
-            terminated=terminated,
-            truncated=is_timeout[last] | ~terminated,
-            final_observations=final,
-            final_known=known,
-            name=name,
-            cost_names=names,
-            layout=layout,
+            **checked_fields(
+                observations=observations,
+                actions=actions,
+                rewards=rewards,
+                costs=costs,
+                terminals=terminals,
+                timeouts=timeouts,
+                next_observations=next_observations,
+                dones=dones,
+                name=name,
+                cost_names=cost_names,
+                observation_space=observation_space,
+            )
         )
 
     @classmethod
@@ -392,24 +317,7 @@ class TrajectoryDataset:
 
     def summary(self) -> DatasetSummary:
         """The figures worth knowing before training."""
-        return DatasetSummary(
-            name=self.name,
-            trajectories=len(self),
-            transitions=self.n_transitions,
-            observation_size=self.observation_size,
-            action_size=self.action_size,
-            return_range=(float(self.episode_returns.min()), float(self.episode_returns.max())),
-            cost_range=(float(self.episode_costs.min()), float(self.episode_costs.max())),
-            length_range=(int(self.lengths.min()), int(self.lengths.max())),
-            terminated=int(self.terminated.sum()),
-            truncated=int((~self.terminated).sum()),
-            cost_ranges={}
-            if self.n_costs == 1
-            else {
-                name: (float(costs.min()), float(costs.max()))
-                for name, costs in zip(self.cost_names, self.episode_costs.T, strict=True)
-            },
-        )
+        return DatasetSummary.of(self)
 
     def frontier(self) -> Frontier:
         """The non-dominated return-cost points."""
@@ -455,30 +363,7 @@ class TrajectoryDataset:
         Raises:
             DatasetError: Names the file, the key, and both sizes, or the first row outside.
         """
-        check_space("observation_space", observation_space)
-        check_space("action_space", action_space)
-        sizes = gym.spaces.flatdim(observation_space), action_width(action_space)
-        layout = ObservationLayout.of(observation_space)
-        if not same_images(observation_space, self.image_shape):
-            shapes = self.image_shape, image_shape(observation_space)
-            kinds = [f"images {shape}" if shape else "numbers" for shape in shapes]
-            raise DatasetError(
-                f"{self.name}: `observations` are {kinds[0]}, but the environment's are {kinds[1]}."
-            )
-        if self.layout and layout and self.layout.parts != layout.parts:
-            raise DatasetError(
-                f"{self.name}: `observations` have the parts {self.layout.parts}, but the "
-                f"environment's have {layout.parts}. Discrete parts become one-hot when the data "
-                f"are read with `observation_space`."
-            )
-        self.check_sizes(*sizes, "the environment's")
-        if isinstance(action_space, DISCRETE) and not self.discrete_actions:
-            raise DatasetError(
-                f"{self.name}: `actions` must be whole numbers (an integer dtype) for "
-                f"{action_space}, got {self.actions.dtype}."
-            )
-        if isinstance(action_space, (*DISCRETE, gym.spaces.Box)):
-            check_within(self.actions, action_range(action_space), "actions", self.name)
+        check_spaces(self, observation_space, action_space)
 
     def check_sizes(self, observation_size: int, action_size: int, whose: str) -> None:
         """Refuse sizes that are not the data's; `whose` they are is said in the message.
@@ -498,15 +383,7 @@ class TrajectoryDataset:
     def select(self, rows: npt.ArrayLike, *, suffix: str = "selection") -> TrajectoryDataset:
         """A new dataset of the given trajectories, in the given order."""
         check_texts(suffix=suffix)
-        given = np.asarray(rows)
-        if given.size and (given.dtype.kind not in "iu" or given.ndim != 1):
-            raise InvalidArgumentError(f"`rows` must be whole numbers (n,), got {rows!r}.")
-        chosen = given.astype(np.int64)
-        beyond = (chosen < -len(self)) | (chosen >= len(self))
-        if beyond.any():
-            raise InvalidArgumentError(
-                f"`rows` must be of {len(self)} trajectories, got {chosen[beyond][0]}."
-            )
+        chosen = chosen_rows(rows, len(self))
         if chosen.size == 0:
             raise DatasetError(f"{self.name}: the selection ({suffix}) holds no trajectory.")
         lengths = self.lengths[chosen]
@@ -572,12 +449,5 @@ class TrajectoryDataset:
         self, fraction: float, *, seed: int = 0
     ) -> tuple[TrajectoryDataset, TrajectoryDataset]:
         """Divide the trajectories at random: `fraction` of them, and the rest."""
-        check_whole("seed", seed)
-        first = round(len(self) * check_number("fraction", fraction, 0, 1))
-        if not 0 < first < len(self):
-            raise InvalidArgumentError(
-                f"`fraction` must leave trajectories on both sides, got {fraction} of {len(self)}."
-            )
-        order = np.random.default_rng(seed).permutation(len(self))
-        parts = np.sort(order[:first]), np.sort(order[first:])
-        return self.select(parts[0], suffix="split"), self.select(parts[1], suffix="rest")
+        first, rest = split_rows(len(self), fraction, seed)
+        return self.select(first, suffix="split"), self.select(rest, suffix="rest")

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rcdt_agent._types import Float32Array, Float64Array
+from rcdt_agent.action_range import ActionRange
 from rcdt_agent.arguments import as_floats
 from rcdt_agent.base_config import is_number
 from rcdt_agent.costs import ONE_COST, CostBudget, by_name, in_order
@@ -142,6 +143,67 @@ def check_episode_start(episode_start: Any, n_envs: int) -> npt.NDArray[np.bool_
             f"`episode_start` must be True or False for each environment, got {episode_start!r}."
         )
     return starts.astype(np.bool_)
+
+
+def check_outcome(name: str, values: Any, n_envs: int) -> Float32Array:
+    """(n_envs,) what a step earned or cost, from one number or as many.
+
+    Raises:
+        InvalidArgumentError: Not numbers, not finite, or not as many.
+    """
+    array = as_floats(name, values)
+    if array.size not in (1, n_envs) or array.ndim > 1:
+        raise InvalidArgumentError(
+            f"`{name}` must be a number or have shape ({n_envs},), got {array.shape}."
+        )
+    if not np.isfinite(array).all():
+        raise InvalidArgumentError(f"`{name}` must be finite, got {array}.")
+    return array.reshape(-1) if array.size == n_envs else np.full(n_envs, array)
+
+
+def check_costs(cost: Any, cost_names: Sequence[str], n_envs: int) -> Float32Array:
+    """(n_envs,) what a step cost; of several costs (n_envs, m), from numbers by name or an array.
+
+    Raises:
+        InvalidArgumentError: Not numbers, negative, not finite, or not as many; or a cost is
+            unknown or missing.
+    """
+    if isinstance(cost, Mapping):
+        values = in_order("`cost`", cost, cost_names)
+        spent = np.stack([check_outcome("cost", value, n_envs) for value in values], axis=-1)
+    elif len(cost_names) == 1:
+        spent = check_outcome("cost", cost, n_envs)
+    else:
+        spent, shape = as_floats("cost", cost), (n_envs, len(cost_names))
+        if spent.shape != shape or not np.isfinite(spent).all():
+            raise InvalidArgumentError(
+                f"`cost` must be a dict with each of {', '.join(cost_names)}, or finite and "
+                f"of shape {shape}, got {cost!r}."
+            )
+    if (spent < 0).any():
+        raise InvalidArgumentError(f"`cost` must be >= 0, got {spent.min():g}.")
+    return spent
+
+
+def check_actions(action: Any, shape: tuple[int, int], allowed: ActionRange | None) -> Float32Array:
+    """(N, A) actions that were really done, of `shape`; `allowed` None: any numbers.
+
+    Raises:
+        InvalidArgumentError: Not finite, not of that size, or outside of what is allowed.
+    """
+    done = as_floats("action", action)
+    if done.size != shape[0] * shape[1] or not np.isfinite(done).all():
+        raise InvalidArgumentError(
+            f"`action` must be finite and of shape ({shape[0]}, {shape[1]}), got {action!r}."
+        )
+    done = done.reshape(shape)
+    if allowed is not None and allowed.outside(done).any():
+        kind = "whole numbers" if allowed.whole else "numbers"
+        raise InvalidArgumentError(
+            f"`action` must lie in the action space, {kind} from {allowed.low} to "
+            f"{allowed.high}, got {action!r}."
+        )
+    return done
 
 
 def _numbers(values: Any) -> Float64Array | None:

@@ -12,11 +12,15 @@ import numpy.typing as npt
 
 from rcdt_agent._types import BoolArray, Float32Array, Float64Array, Int64Array
 from rcdt_agent.action_range import ActionRange
-from rcdt_agent.arguments import as_floats
-from rcdt_agent.costs import ONE_COST, in_order
-from rcdt_agent.deploy.checks import check_episode_start
+from rcdt_agent.costs import ONE_COST
+from rcdt_agent.deploy.checks import (
+    check_actions,
+    check_costs,
+    check_episode_start,
+    check_outcome,
+)
 from rcdt_agent.deploy.rolling import RollingWindow
-from rcdt_agent.errors import InvalidArgumentError, StateError
+from rcdt_agent.errors import StateError
 
 if TYPE_CHECKING:  # `rcdt_agent.onnx_agent` carries these states without torch
     import torch
@@ -181,16 +185,17 @@ class AgentState:
             InvalidArgumentError: Wrong shape, not finite, a negative cost, a cost that is unknown
                 or missing, or an action outside its space. Nothing is counted then.
         """
-        earned = self._outcome("reward", reward)
-        spent = self._costs(cost)
-        if (spent < 0).any():
-            raise InvalidArgumentError(f"`cost` must be >= 0, got {spent.min():g}.")
+        earned = check_outcome("reward", reward, self.n_envs)
+        spent = check_costs(cost, self.cost_names, self.n_envs)
         if not self.awaiting.all():
             raise StateError(
                 "`observe` was called without an action waiting for its outcome: call it once "
                 "after each step, with that step's reward and cost."
             )
-        state = self if action is None else self._with_action_done(action)
+        state = self
+        if action is not None:
+            shape = self.n_envs, self.actions.shape[-1]
+            state = self.with_action(check_actions(action, shape, self.action_range), self.shielded)
         self.use.used = True
         return replace(
             state,
@@ -198,23 +203,6 @@ class AgentState:
             total_cost=self.total_cost + spent,
             awaiting=np.zeros_like(self.awaiting),
         )
-
-    def _with_action_done(self, action: npt.ArrayLike) -> AgentState:
-        """Note the actions that were really done at the present step."""
-        size = self.actions.shape[-1]
-        done = as_floats("action", action)
-        if done.size != self.n_envs * size or not np.isfinite(done).all():
-            raise InvalidArgumentError(
-                f"`action` must be finite and of shape ({self.n_envs}, {size}), got {action!r}."
-            )
-        done, allowed = done.reshape(self.n_envs, size), self.action_range
-        if allowed is not None and allowed.outside(done).any():
-            kind = "whole numbers" if allowed.whole else "numbers"
-            raise InvalidArgumentError(
-                f"`action` must lie in the action space, {kind} from {allowed.low} to "
-                f"{allowed.high}, got {action!r}."
-            )
-        return self.with_action(done, self.shielded)
 
     def restart(self, which: npt.ArrayLike) -> AgentState:
         """New episodes where `which` (N,) is True; the others go on."""
@@ -409,31 +397,6 @@ class AgentState:
         real = np.arange(before.shape[1]) <= self.position[:, None]
         real = real.reshape(*real.shape, *[1] * (before.ndim - 2))
         return np.asarray((target[:, None] - before) * real, dtype=np.float32)
-
-    def _costs(self, cost: Any) -> Float32Array:
-        """(N,) or (N, m) costs of a step."""
-        if isinstance(cost, Mapping):
-            values = in_order("`cost`", cost, self.cost_names)
-            return np.stack([self._outcome("cost", value) for value in values], axis=-1)
-        if len(self.cost_names) == 1:
-            return self._outcome("cost", cost)
-        array = as_floats("cost", cost)
-        if array.shape != self.total_cost.shape or not np.isfinite(array).all():
-            raise InvalidArgumentError(
-                f"`cost` must be a dict with each of {', '.join(self.cost_names)}, or finite and "
-                f"of shape {self.total_cost.shape}, got {cost!r}."
-            )
-        return array
-
-    def _outcome(self, name: str, values: npt.ArrayLike) -> Float32Array:
-        array = as_floats(name, values)
-        if array.size not in (1, self.n_envs) or array.ndim > 1:
-            raise InvalidArgumentError(
-                f"`{name}` must be a number or have shape ({self.n_envs},), got {array.shape}."
-            )
-        if not np.isfinite(array).all():
-            raise InvalidArgumentError(f"`{name}` must be finite, got {array}.")
-        return array.reshape(-1) if array.size == self.n_envs else np.full(self.n_envs, array)
 
 
 def _floats(values: npt.ArrayLike) -> Float32Array:

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 
 from rcdt_agent._io import write_text
+from rcdt_agent.budget_report import BudgetReport
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
-from rcdt_agent.evaluation import BudgetReport
 from rcdt_agent.experiments.runs import Run
 from rcdt_agent.experiments.sources import AnyAlgorithm
 from rcdt_agent.experiments.stored import read_estimates, read_evaluation
-from rcdt_agent.offline_evaluation import OfflineReport
+from rcdt_agent.offline_report import OfflineReport
 from rcdt_agent.tasks.registry import get_task
 
 

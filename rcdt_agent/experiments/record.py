@@ -1,16 +1,14 @@
-"""Animations of an agent at several budgets: GIF by Pillow, MP4 by ffmpeg."""
+"""Animations of an agent at several budgets: an episode at each, side by side."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from PIL import Image
 
 from rcdt_agent._io import atomic_write
 from rcdt_agent.algorithms.agent import Agent
@@ -22,28 +20,19 @@ from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, step_c
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.eval_envs import NO_ENVIRONMENT, EnvSource, SeededEpisodes
 from rcdt_agent.evaluation import Budgets, check_agent, task_budgets
-from rcdt_agent.experiments.panels import (
-    FAINT,
-    INK,
-    PAPER,
-    TRACK,
-    Panel,
-    PanelLayout,
-    Spent,
-    draw_frame,
-    number,
+from rcdt_agent.experiments.animation import (
+    FASTEST_GIF,
+    Frames,
+    check_ending,
+    write_gif,
+    write_mp4,
 )
+from rcdt_agent.experiments.panels import Panel, PanelLayout, Spent, number
 from rcdt_agent.progress import progress
-from rcdt_agent.tasks.cameras import COSTLY, SAFE, Camera, Picture, filmed
+from rcdt_agent.tasks.cameras import Camera, filmed
 
-ENDINGS = (".gif", ".mp4")
-COLORS = 64
-"""Of a GIF's palette, shared by all frames."""
 MOST_FRAMES = 100
 """Of an animation whose `every` is not given."""
-HOLD = 1.5
-"""Seconds for which a GIF shows its last frame."""
-_FASTEST_GIF = 50  # frames a second; a GIF counts hundredths of a second, and viewers slow down 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +132,7 @@ def record_episodes(
     height = episodes[0][0].picture.height
     layout = PanelLayout(width, height, len(agent.cost_names))
     n_frames = max(map(len, episodes))
-    frames = _Frames(episodes, layout, n_frames)
+    frames = Frames(episodes, layout, n_frames)
     with atomic_write(path, InvalidArgumentError) as partial:
         (write_gif if path.suffix.lower() == ".gif" else write_mp4)(partial, frames, fps)
     last = [panels[-1] for panels in episodes]
@@ -161,24 +150,6 @@ def record_episodes(
         n_frames=n_frames,
         size=layout.frame_size(len(episodes)),
     )
-
-
-class _Frames:
-    """Frames that are drawn when they are asked for: only the pictures are kept."""
-
-    def __init__(
-        self, episodes: Sequence[Sequence[Panel]], layout: PanelLayout, n_frames: int
-    ) -> None:
-        self._episodes, self._layout, self._n_frames = episodes, layout, n_frames
-
-    def __len__(self) -> int:
-        return self._n_frames
-
-    def __getitem__(self, index: int) -> Picture:
-        if index >= self._n_frames:
-            raise IndexError(index)
-        now = [panels[min(index, len(panels) - 1)] for panels in self._episodes]
-        return draw_frame(now, self._layout)
 
 
 def _film(
@@ -253,96 +224,13 @@ def _every(agent: Agent[Any, Any], env: gym.Env[Any, Any]) -> int:
     return max(math.ceil((longest or 1) / MOST_FRAMES), 1)
 
 
-def check_ending(path: str | Path) -> Path:
-    """The path, if its ending says what to write.
-
-    Raises:
-        InvalidArgumentError: It ends otherwise, or MP4 needs what is not installed.
-    """
-    path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise InvalidArgumentError(f"`path` must end in .gif or .mp4, got {str(path)!r}.")
-    if path.suffix.lower() == ".mp4":
-        _ffmpeg()
-    return path
-
-
 def _check_numbers(path: Path, fps: float, every: int | None, width: int, seed: int) -> None:
     if not (check_number("fps", fps) > 0 and math.isfinite(fps)):
         raise InvalidArgumentError(f"`fps` must be > 0, got {fps}.")
-    if path.suffix.lower() == ".gif" and fps > _FASTEST_GIF:
-        raise InvalidArgumentError(f"`fps` must be <= {_FASTEST_GIF} for a GIF, got {fps}.")
+    if path.suffix.lower() == ".gif" and fps > FASTEST_GIF:
+        raise InvalidArgumentError(f"`fps` must be <= {FASTEST_GIF} for a GIF, got {fps}.")
     if every is not None:
         check_whole("every", every, 1)
     if not 80 <= check_whole("width", width) <= 1920:
         raise InvalidArgumentError(f"`width` must be from 80 to 1920 pixels, got {width}.")
     check_whole("seed", seed)
-
-
-def write_gif(path: Path, frames: Sequence[Picture] | _Frames, fps: float) -> None:
-    """Write frames with one palette of few colours; the last one stays for a while.
-
-    Args:
-        path: File to write.
-        frames: At least one.
-        fps: At most 50; rounded to hundredths of a second a frame.
-    """
-    n = len(frames)
-    samples = [frames[i] for i in sorted({round(i) for i in np.linspace(0, n - 1, min(n, 8))})]
-    sheet = Image.new("RGB", (samples[0].width, sum(sample.height for sample in samples)))
-    for i, sample in enumerate(samples):
-        sheet.paste(sample, (0, i * sample.height))
-    exact = [value for color in (PAPER, INK, FAINT, TRACK, SAFE, COSTLY) for value in color]
-    found = sheet.quantize(COLORS - len(exact) // 3, Image.Quantize.MEDIANCUT).getpalette() or []
-    palette = Image.new("P", (1, 1))
-    palette.putpalette(exact + found)  # bars and background keep their very colours
-
-    def reduced() -> Iterator[Picture]:
-        for i in range(n):
-            yield frames[i].quantize(palette=palette, dither=Image.Dither.NONE)
-
-    images = reduced()
-    duration = 10 * round(100 / fps)
-    next(images).save(
-        path,
-        format="GIF",
-        save_all=True,
-        append_images=images,
-        duration=[duration] * (n - 1) + [max(duration, round(1000 * HOLD))],
-        loop=0,
-        optimize=True,
-    )
-
-
-def write_mp4(path: Path, frames: Sequence[Picture] | _Frames, fps: float) -> None:
-    """Write frames as an H.264 video.
-
-    Args:
-        path: File to write.
-        frames: At least one; width and height are even.
-        fps: Frames a second.
-
-    Raises:
-        InvalidArgumentError: The extra `record` is not installed.
-    """
-    writer = _ffmpeg().write_frames(
-        str(path), frames[0].size, fps=fps, codec="libx264", macro_block_size=2,
-        output_params=["-f", "mp4"],
-    )  # fmt: skip
-    writer.send(None)
-    try:
-        for i in range(len(frames)):
-            writer.send(np.ascontiguousarray(frames[i]))
-    finally:
-        writer.close()
-
-
-def _ffmpeg() -> Any:
-    try:
-        import imageio_ffmpeg
-    except ImportError as error:
-        raise InvalidArgumentError(
-            "`path` ends in .mp4, which needs the extra `record`: "
-            "`pip install 'rcdt_agent[record]'` (imageio-ffmpeg). A .gif needs nothing more."
-        ) from error
-    return imageio_ffmpeg

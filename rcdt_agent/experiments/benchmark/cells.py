@@ -16,9 +16,10 @@ import torch
 from rcdt_agent._io import file_lock, read_json, versions, write_json, write_text
 from rcdt_agent.algorithms import BC, load_agent
 from rcdt_agent.base_config import BaseConfig
+from rcdt_agent.budget_report import BudgetReport
 from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.evaluation import BudgetReport, evaluate_budgets
+from rcdt_agent.evaluation import evaluate_budgets
 from rcdt_agent.experiments.benchmark.data import TaskData
 from rcdt_agent.experiments.benchmark.methods import DEPLOYMENT_FIELDS, Method, deploy_agent
 from rcdt_agent.experiments.benchmark.protocol import Protocol
