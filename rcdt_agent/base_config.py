@@ -6,6 +6,7 @@ Q-regularised transformer (QT); I our inference.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from numbers import Integral, Real
@@ -177,8 +178,12 @@ def preset_config(
         values.update(change)
     unknown = sorted(set(values) - {field.name for field in fields(kind)})
     if unknown:
+        known = [field.name for field in fields(kind)]
+        near = [n for name in unknown for n in difflib.get_close_matches(str(name), known, n=1)]
+        hint = f" Did you mean {', '.join(f'`{name}`' for name in near)}?" if near else ""
         raise InvalidArgumentError(
-            f"Unknown config fields: {unknown}. `{kind.__module__}.{kind.__name__}` lists them."
+            f"Unknown config fields: {unknown}.{hint} `{kind.__module__}.{kind.__name__}` lists "
+            f"them."
         )
     # A numpy scalar would do for training, but a checkpoint's JSON does not take it.
     plain = {n: v.item() if isinstance(v, np.generic) else v for n, v in values.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -113,6 +114,41 @@ class SeededEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return observation[OBSERVATION] if self._wrapped else observation
 
 
+def is_registered(env: str) -> bool:
+    """Whether Gymnasium knows an id; a module before a colon (`my_package:Name-v0`) is imported.
+
+    Raises:
+        InvalidArgumentError: The module cannot be found.
+    """
+    module, colon, name = env.partition(":")
+    if not (module and colon):
+        return env in gym.registry
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise InvalidArgumentError(
+            f"`env` names the module {module!r}, which cannot be imported ({error}), got {env!r}. "
+            f"Install it, or go to its folder and say `python -m rcdt_agent` in place of `rcdt`."
+        ) from error
+    return name in gym.registry
+
+
+def check_space(agent: Agent[Any, Any], space: gym.Space[Any], name: str) -> None:
+    """Refuse rows of numbers of another size than the agent's.
+
+    Raises:
+        InvalidArgumentError: With both sizes.
+    """
+    own = agent.observation_space
+    if not (isinstance(own, gym.spaces.Box) and isinstance(space, gym.spaces.Box)):
+        return
+    if len(own.shape) == len(space.shape) == 1 and own.shape != space.shape:
+        raise InvalidArgumentError(
+            f"`env` must have observations of size {own.shape[0]}, as the agent's data have, got "
+            f"{name} with {space.shape[0]}."
+        )
+
+
 def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env], str, int]:
     """A function that makes the environment, its name, and how many to make in one process."""
     if env is None:
@@ -123,9 +159,12 @@ def env_maker(agent: Agent[Any, Any], env: EnvSource) -> tuple[Callable[[], Env]
         try:
             task = get_task(env)
             return partial(make_env, task.id), task.id, PARALLEL_ENVS[task.suite]
-        except UnknownTaskError:
-            if env not in gym.registry:
-                raise
+        except UnknownTaskError as error:
+            if not is_registered(env):
+                raise UnknownTaskError(
+                    f"{error} An environment of your own has to be registered with Gymnasium "
+                    f"first, or be given as a function that makes one."
+                ) from error
             return partial(gym.make, env), env, _DEFAULT_N_ENVS
     if isinstance(env, VecEnv | gym.vector.VectorEnv):
         raise InvalidArgumentError(

@@ -20,7 +20,7 @@ from rcdt_agent.deploy.checks import check_budgets, check_cost_budget
 from rcdt_agent.deploy.state import AgentState
 from rcdt_agent.env_step import CostFunction, CostKey, check_cost_source, step_cost
 from rcdt_agent.errors import InvalidArgumentError
-from rcdt_agent.eval_envs import Env, SeededEpisodes, env_maker
+from rcdt_agent.eval_envs import Env, SeededEpisodes, check_space, env_maker
 from rcdt_agent.eval_envs import EnvSource as EnvSource
 from rcdt_agent.progress import progress
 
@@ -91,6 +91,7 @@ def evaluate_budgets(
     ]
     venv: VecEnv = SubprocVecEnv(makers) if apart else DummyVecEnv(makers)
     try:
+        check_space(agent, venv.observation_space, name)
         returns, costs, shielded, early = _roll_out(
             agent, venv, queues, budgets, targets, n_episodes, deterministic, progress_bar
         )

@@ -234,6 +234,8 @@ def data_action_space(dataset: TrajectoryDataset) -> ActionSpace:
     if largest > 1.0 + 1e-5:
         raise InvalidArgumentError(
             f"{dataset.name}: actions reach {largest:g}, beyond [-1, 1]. Give the agent the "
-            f"environment, or its action space, so that they can be scaled."
+            f"environment, or its action space, so that they can be scaled: "
+            f"`RCDT(action_space=gymnasium.spaces.Box(low, high, ({dataset.action_size},)))`. "
+            f"The command line takes actions in [-1, 1] alone."
         )
     return gym.spaces.Box(-1.0, 1.0, (dataset.action_size,), dtype=np.float32)

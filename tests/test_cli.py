@@ -151,6 +151,14 @@ def test_missing_simulator_is_not_a_fault(monkeypatch):
     )
 
 
+def test_doctor_cuts_no_path_short(monkeypatch):
+    path = "/home/somebody/" + "a_long_folder/" * 20 + "rcdt_agent"
+    check = Check(name="rcdt_agent", status="ok", detail=path)
+    monkeypatch.setattr("rcdt_agent.doctor.run_checks", lambda: [check])
+    rows = [line.split("│") for line in rcdt("doctor").stdout.splitlines() if "│" in line]
+    assert "".join(row[3].strip() for row in rows) == path
+
+
 def test_doctor_counts_dataset_files(tmp_path, monkeypatch):
     monkeypatch.setenv("DSRL_DATASET_DIR", str(tmp_path))
     (tmp_path / "SafetyBallRun-v0-80-940.hdf5").touch()

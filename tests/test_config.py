@@ -110,6 +110,8 @@ def test_unknown_names():
         make_config("tiny", "ppo")
     with pytest.raises(InvalidArgumentError, match=r"Unknown config fields: \['etta'\]"):
         make_config("tiny", etta=1)
+    with pytest.raises(InvalidArgumentError, match=r"Did you mean `learning_rate`\?"):
+        make_config("tiny", learning_rat=1)
 
 
 def test_one_default_variant_whatever_the_preset():

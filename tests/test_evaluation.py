@@ -11,7 +11,8 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from rcdt_agent import evaluate_budgets
-from rcdt_agent.errors import InvalidArgumentError
+from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.experiments.sources import environment_spaces
 from rcdt_agent.stats import bootstrap_interval, bootstrap_means, nested_bootstrap_interval
 from rcdt_agent.tasks.speed_limit import ENV_ID
 
@@ -276,3 +277,31 @@ def test_episodes_that_end_early_are_counted(agent):
     whole = evaluate_budgets(agent, ENV_ID, [5], n_episodes=2)
     assert whole.results[0].ended_early == 0.0  # a time limit is no fall
     assert "ended early" not in whole.as_table()
+
+
+def test_an_environment_of_ones_own_package(agent, tmp_path, monkeypatch):
+    """`my_package:Name-v0`, as Gymnasium has it: the package registers its environments."""
+    text = "import gymnasium\ngymnasium.register('Plant-v0', entry_point="
+    text += "'rcdt_agent.tasks.speed_limit:SpeedLimitEnv', max_episode_steps=60)\n"
+    (tmp_path / "plant_of_ones_own.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(gym.envs.registration, "registry", dict(gym.registry))
+    monkeypatch.setattr(gym, "registry", gym.envs.registration.registry)
+    own = agent.evaluate("plant_of_ones_own:Plant-v0", [5], n_episodes=1)
+    assert own.results[0].returns == agent.evaluate(ENV_ID, [5], n_episodes=1).results[0].returns
+    assert environment_spaces("plant_of_ones_own:Plant-v0")["action_space"].shape == (1,)
+
+
+def test_environments_that_are_not_there(agent):
+    absent = r"module 'absent_package', which cannot be imported .*`python -m rcdt_agent`"
+    with pytest.raises(InvalidArgumentError, match=absent):
+        agent.evaluate("absent_package:Plant-v0", [5], n_episodes=1)
+    with pytest.raises(InvalidArgumentError, match=absent):
+        environment_spaces("absent_package:Plant-v0")
+    with pytest.raises(UnknownTaskError, match="your own has to be registered with Gymnasium"):
+        agent.evaluate("Plant-v7", [5], n_episodes=1)
+
+
+def test_an_environment_of_other_observations_is_refused_with_both_sizes(agent):
+    with pytest.raises(InvalidArgumentError, match="of size 4, .* got Pendulum-v1 with 3"):
+        agent.evaluate("Pendulum-v1", [5], n_episodes=1)

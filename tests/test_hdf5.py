@@ -123,3 +123,18 @@ def test_files_that_are_none(tmp_path, arrays):
     cut.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DatasetError, match=f"{cut}"):
         TrajectoryDataset.from_hdf5(cut)
+
+
+@pytest.mark.parametrize(
+    ("suffix", "how"),
+    [
+        (".csv", r"`TrajectoryDataset.from_dataframe\(pandas.read_csv\(path\), episode="),
+        (".parquet", r"from_dataframe\(pandas.read_parquet\(path\)"),
+        (".npz", r"`TrajectoryDataset.from_arrays\(\*\*numpy.load\(path\)\)`"),
+    ],
+)
+def test_other_tables_are_refused_with_what_reads_them(tmp_path, suffix, how):
+    path = tmp_path / f"log{suffix}"
+    path.write_text("episode,reward\n1,2\n")
+    with pytest.raises(DatasetError, match=f"not an HDF5 file.*{how}.*to_hdf5.*own_data.md"):
+        TrajectoryDataset.from_hdf5(path)

@@ -275,6 +275,13 @@ def test_act_reads_a_wrapped_environments_facts(agent):
         agent.reset(cost_budget=20, target_return=50.0)
 
 
+def test_a_dict_of_sensors_for_an_agent_of_arrays(agent):
+    with pytest.raises(
+        InvalidArgumentError, match="must be an array, .* got a dict of 'speed', 'l"
+    ):
+        agent.predict({"speed": 1.0, "limit": 2.0}, agent.begin())
+
+
 # ------------------------------------------------------------ budgets
 
 
@@ -292,7 +299,8 @@ def test_what_is_not_one_number_is_no_budget(agent, bad):
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        *((bad, ">= 0, got") for bad in ("20", [[1.0], [2.0, 3.0]], [1.0, "2"], [None, 1.0])),
+        ("20", ">= 0, got '20', which is no number"),
+        *((bad, ">= 0, got") for bad in ([[1.0], [2.0, 3.0]], [1.0, "2"], [None, 1.0])),
         ({"k": 1}, "a number: there is one cost, without a name; got {'k': 1}"),
     ],
 )

@@ -137,6 +137,49 @@ def test_blank_episodes(arrays):
         TrajectoryDataset.from_dataframe(frame)
 
 
+@pytest.mark.parametrize(
+    ("column", "cell", "words"),
+    [
+        ("reward", "n/a", "column `reward` must hold numbers, row 2 is 'n/a'. Convert the column"),
+        ("obs_1", "auto", "column `obs_1` must hold numbers, row 2 is 'auto'"),
+        ("action_0", "0,25", r"column `action_0` .* row 2 is '0,25'. Decimal commas: `pandas"),
+        ("cost", pd.NA, "column `cost` must hold numbers, row 2 is <NA>"),
+        ("cost", pd.Timestamp("2024-01-01"), "column `cost` must hold numbers, row 2 is Timestamp"),
+        ("cost", None, "`costs` must be finite, row 2 is nan"),
+    ],
+)
+def test_cells_that_are_no_numbers(arrays, column, cell, words):
+    frame = frame_of(arrays).astype({column: object})
+    frame.loc[2, column] = cell
+    with pytest.raises(DatasetError, match=words):
+        TrajectoryDataset.from_dataframe(frame)
+
+
+def test_columns_of_dates_and_of_numbers_as_text(arrays, expected):
+    frame = frame_of(arrays)
+    text = frame.assign(reward=[repr(float(value)) for value in frame["reward"]])
+    assert_same(TrajectoryDataset.from_dataframe(text), expected, finals=False)
+    frame["obs_0"] = pd.date_range("2024-01-01", periods=len(frame))
+    with pytest.raises(DatasetError, match=r"column `obs_0` must hold numbers, row 0 is .*2024"):
+        TrajectoryDataset.from_dataframe(frame)
+    frame["obs_0"] = [np.zeros(2), *[np.zeros(3)] * (len(frame) - 1)]
+    with pytest.raises(DatasetError, match="column `obs_0` holds vectors of different sizes"):
+        TrajectoryDataset.from_dataframe(frame, observations="obs_0")
+
+
+def test_a_column_of_ends_that_was_asked_for_is_not_optional(arrays):
+    """Misspelt, it would turn every crash into a time limit without a word."""
+    with pytest.raises(DatasetError, match="columns missing: crashd; there are episode, obs_0"):
+        TrajectoryDataset.from_dataframe(frame_of(arrays), terminated="crashd")
+
+
+def test_arguments_that_from_dataframe_has_not(arrays):
+    with pytest.raises(InvalidArgumentError, match=r"reward, cost, .*, not as rewards"):
+        TrajectoryDataset.from_dataframe(frame_of(arrays), rewards="reward")
+    with pytest.raises(InvalidArgumentError, match=r"got 'log.csv'. Read .*`pandas.read_csv"):
+        TrajectoryDataset.from_dataframe("log.csv")
+
+
 def test_data_frame_with_vectors_in_cells(arrays, expected):
     frame = frame_of(arrays)
     frame = frame.drop(columns=["obs_0", "obs_1", "obs_2", "terminated"])

@@ -243,6 +243,7 @@ def _is_hdf5(argument: str, name: str) -> bool:
     if not re.fullmatch(r"([\w-]+/)*[\w-]+-v\d+", name):
         raise InvalidArgumentError(
             f"`{argument}` must be an HDF5 file (.hdf5, .h5) or a Minari id with its version "
-            f"(robot/pick-v0), got {name!r}. Other tables: `TrajectoryDataset.from_arrays`."
+            f"(robot/pick-v0), got {name!r}. A CSV file or another table: "
+            f"`TrajectoryDataset.from_dataframe(pandas.read_csv(path), ...).to_hdf5(path)`."
         )
     return False

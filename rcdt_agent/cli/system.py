@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
-from rich.table import Table
+from rich.table import Column, Table
 
 from rcdt_agent.cli.console import console, echo
 from rcdt_agent.tasks.registry import SUITES, Suite
@@ -19,7 +19,8 @@ def doctor() -> int:
     from rcdt_agent.doctor import run_checks
 
     colours = {"ok": "green", "missing": "yellow", "broken": "red"}
-    table = Table("check", "status", "detail", title="rcdt doctor")
+    detail = Column("detail", overflow="fold")  # a path cut short helps nobody
+    table = Table("check", "status", detail, title="rcdt doctor")
     with console.status("stepping the simulators ..."):
         checks = run_checks()
     for check in checks:

@@ -28,6 +28,16 @@ without it, each `costs_NAME` is a cost."""
 LAYOUT = "observation_space"
 """Attribute of `observations` that holds the layout of Dict, Tuple and discrete ones, as JSON."""
 FLAG_KEYS = ("terminals", "timeouts")
+_FRAME = "from_dataframe(pandas.{reader}(path), episode=..., ...)"
+_HOW_TO_READ = {
+    ".csv": _FRAME.format(reader="read_csv"),
+    ".tsv": _FRAME.format(reader="read_table"),
+    ".parquet": _FRAME.format(reader="read_parquet"),
+    ".xlsx": _FRAME.format(reader="read_excel"),
+    ".npz": "from_arrays(**numpy.load(path))",
+}
+"""Of files that people have instead, by suffix: the method that reads one."""
+_THEN = "whose `to_hdf5` writes a file that every command takes: see docs/own_data.md."
 _DEEPEST = 8  # groups in groups
 _LARGEST_CHUNK = 2**24  # bytes
 _MOST_PER_BYTE = 1100  # deflate makes a byte of at most 1032
@@ -105,7 +115,11 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         file = h5py.File(path, "r")
     except Exception as error:
-        raise DatasetError(f"{path}: not an HDF5 file, or cut short ({error}).") from error
+        how = _HOW_TO_READ.get(path.suffix.lower())
+        said = f"It is read by `TrajectoryDataset.{how}`, {_THEN}" if how else ""
+        raise DatasetError(
+            f"{path}: not an HDF5 file, or cut short ({error}).{said and ' ' + said}"
+        ) from error
     try:
         with file:
             yield file

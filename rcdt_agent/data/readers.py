@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -30,6 +31,7 @@ AnyData: TypeAlias = "TrajectoryDataset | str | Path | Mapping[str, Any] | Seque
 """What `as_dataset` takes."""
 
 _FLOATS = ("observations", "actions", "rewards", "costs")
+_TERMINATED = "terminated"
 
 
 def as_dataset(data: AnyData) -> TrajectoryDataset:
@@ -170,12 +172,21 @@ def frame_arrays(
     reward: str = "reward",
     cost: str | Sequence[str] = "cost",
     episode: str = "episode",
-    terminated: str = "terminated",
+    terminated: str = _TERMINATED,
+    **unknown: Any,
 ) -> dict[str, Any]:
     """Arguments of `from_arrays` from a data frame, as `from_dataframe` describes it."""
-    if not hasattr(frame, "columns"):
+    if unknown:
         raise InvalidArgumentError(
-            f"`frame` must be a data frame of pandas or polars, got {frame!r}."
+            f"`from_dataframe` takes the names of columns as observations, actions, reward, cost, "
+            f"episode and terminated, not as {', '.join(sorted(unknown))}."
+        )
+    if not hasattr(frame, "columns"):
+        hint = ""
+        if isinstance(frame, str | Path):
+            hint = " Read the file first: `pandas.read_csv(path)`, say."
+        raise InvalidArgumentError(
+            f"`frame` must be a data frame of pandas or polars, got {frame!r:.80}.{hint}"
         )
     check_texts(reward=reward, episode=episode, terminated=terminated)
     for key, names in {"observations": observations, "actions": actions, "cost": cost}.items():
@@ -189,13 +200,15 @@ def frame_arrays(
     groups = {key: [names] if isinstance(names, str) else names for key, names in groups.items()}
     costs = [cost] if isinstance(cost, str) else list(cost)
     wanted = [*groups["observations"], *groups["actions"], reward, *costs, episode]
+    wanted += [terminated] if terminated != _TERMINATED else []  # asked for: not optional
     missing = [column for column in wanted if column not in found]
     for key, names in groups.items():
         missing += [] if names else [f"of `{key}`"]
     if missing:
         raise DatasetError(
             f"{name}: columns missing: {', '.join(missing)}; there are {', '.join(found)}. "
-            f"`TrajectoryDataset.from_dataframe` takes names of your own."
+            f"`TrajectoryDataset.from_dataframe` takes names of your own: "
+            f'`from_dataframe(frame, episode="run", observations=["speed", "load"], ...)`.'
         )
     ids = np.asarray(frame[episode])
     blank = np.array([i is None or i != i for i in ids.tolist()])
@@ -208,24 +221,67 @@ def frame_arrays(
     if terminated in found:
         ended = as_flags(terminated, np.asarray(frame[terminated]), name)[order]
     return {
-        "observations": _columns(frame, groups["observations"])[order],
-        "actions": _columns(frame, groups["actions"], whole=True)[order],
-        "rewards": np.asarray(frame[reward], dtype=np.float32)[order],
-        "costs": _columns(frame, costs)[order],
+        "observations": _columns(frame, groups["observations"], name)[order],
+        "actions": _columns(frame, groups["actions"], name, whole=True)[order],
+        "rewards": _columns(frame, [reward], name)[order, 0],
+        "costs": _columns(frame, costs, name)[order],
         "cost_names": costs,
         "terminals": ended & ends,
         "timeouts": ends & ~ended,
     }
 
 
-def _columns(frame: Any, names: Sequence[str], *, whole: bool = False) -> npt.NDArray[Any]:
+def _columns(
+    frame: Any, names: Sequence[str], frame_name: str, *, whole: bool = False
+) -> npt.NDArray[Any]:
     """(N, K) float32 of columns of numbers, or of one column of vectors.
 
     With `whole`, whole numbers stay so.
+
+    Raises:
+        DatasetError: A column holds something else, such as text; with its first such row.
     """
     columns = [np.asarray(frame[name]) for name in names]
-    vectors = len(columns) == 1 and columns[0].dtype == object
+    for name, column in zip(names, columns, strict=True):
+        _check_numbers(name, column, frame_name)
+    vectors = len(columns) == 1 and _holds_vectors(columns[0])
+    if vectors and len({np.shape(value) for value in columns[0]}) > 1:
+        raise DatasetError(f"{frame_name}: column `{names[0]}` holds vectors of different sizes.")
     table = np.stack(
         [np.asarray(v) for v in columns[0]] if vectors else columns, axis=0 if vectors else 1
     )
-    return action_rows(table, "data frame") if whole else table.astype(np.float32)
+    return action_rows(table, frame_name) if whole else table.astype(np.float32)
+
+
+def _holds_vectors(column: npt.NDArray[Any]) -> bool:
+    """Whether each row of a column is a list or an array."""
+    return column.dtype == object and len(column) > 0 and np.ndim(column[0]) == 1
+
+
+def _is_number(value: Any) -> bool:
+    """Whether a cell is a number, or the text of one."""
+    try:
+        float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _check_numbers(column: str, values: npt.NDArray[Any], name: str) -> None:
+    """Refuse text and dates; blanks of a column of numbers are NaN, which `from_arrays` refuses.
+
+    Raises:
+        DatasetError: With the first row that is no number, and what to write instead.
+    """
+    if values.dtype.kind in "biuf" or _holds_vectors(values):
+        return
+    rows = list(values) if values.dtype.kind in "mM" else values.tolist()
+    for row, value in enumerate(rows):
+        if value is None or (values.dtype.kind not in "mM" and _is_number(value)):
+            continue
+        advice = "Convert the column to numbers, or leave it out."
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?\d*,\d+\s*", value):
+            advice = "Decimal commas: `pandas.read_csv(path, decimal=',')`."
+        raise DatasetError(
+            f"{name}: column `{column}` must hold numbers, row {row} is {value!r}. {advice}"
+        )

@@ -79,7 +79,8 @@ def check_budgets(
             raise InvalidArgumentError(f"{error} (in {dict(cost_budget)!r})") from error
     budgets = _numbers(cost_budget)
     if budgets is None or not (np.isfinite(budgets) & (budgets >= 0)).all():
-        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}.")
+        odd = ", which is no number" if isinstance(cost_budget, str) else ""
+        raise InvalidArgumentError(f"`cost_budget` must be >= 0, got {cost_budget!r}{odd}.")
     return _one_each("cost_budget", budgets, n_envs)
 
 

@@ -180,6 +180,12 @@ def split_facts(
         if own or not has_facts(observation):
             return observation, None  # the environment's own
     missing = {OBSERVATION, *FACTS} - set(observation)
+    if len(missing) == len(FACTS) + 1 and layout is None:
+        raise InvalidArgumentError(
+            f"`observation` must be an array, as in the agent's data, or the dict that "
+            f"`agent.wrap(env)` makes, got a dict of {', '.join(map(repr, observation))}. Give "
+            f"its numbers in the order that the data have."
+        )
     if missing:
         raise InvalidArgumentError(
             f"A dict observation must hold {OBSERVATION!r} and {', '.join(map(repr, FACTS))}, as "

@@ -13,6 +13,7 @@ from rcdt_agent.data.dataset import TrajectoryDataset
 from rcdt_agent.data.mapped import SUFFIX
 from rcdt_agent.data.readers import as_dataset
 from rcdt_agent.errors import InvalidArgumentError, UnknownTaskError
+from rcdt_agent.eval_envs import is_registered
 from rcdt_agent.tasks.datasets import load_task_dataset
 from rcdt_agent.tasks.registry import Task, get_task, guess_task
 from rcdt_agent.tasks.simulators import make_env
@@ -88,6 +89,7 @@ def environment_spaces(env: str) -> dict[str, gym.Space[Any]]:
         made = make_env(get_task(env))
     except UnknownTaskError:
         try:
+            is_registered(env)  # imports the module before a colon
             made = gym.make(env)
         except gym.error.Error as error:
             raise InvalidArgumentError(
