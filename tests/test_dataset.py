@@ -235,3 +235,16 @@ def test_other_sizes_than_the_environment_are_refused(dataset):
         dataset.check_spaces(box(4), box(2))
     with pytest.raises(DatasetError, match="`actions` have size 2"):
         dataset.check_spaces(box(3), box(5))
+
+
+def test_dataset_and_summary_are_short_to_read(dataset):
+    assert repr(dataset) == "TrajectoryDataset('arrays': 5 trajectories, 27 transitions)"
+    lines = str(dataset.summary()).splitlines()
+    returns, costs = dataset.episode_returns, dataset.episode_costs
+    assert lines == [
+        "arrays: 5 trajectories of 1 to 12 steps, 27 transitions",
+        "observations of size 3, actions of size 2",
+        f"return {returns.min():.4g} .. {returns.max():.4g}",
+        f"cost {costs.min():g} .. {costs.max():g}",
+        "3 ended by the task, 2 cut off",
+    ]

@@ -66,6 +66,11 @@ class TrajectoryDataset:
     cost_names: tuple[str, ...] = ONE_COST
     layout: ObservationLayout | None = None
 
+    def __repr__(self) -> str:
+        """Name and size; the arrays are too long to show."""
+        sizes = f"{len(self):,} trajectories, {self.n_transitions:,} transitions"
+        return f"TrajectoryDataset({self.name!r}: {sizes})"
+
     @classmethod
     def from_arrays(
         cls,

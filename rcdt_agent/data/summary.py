@@ -49,3 +49,23 @@ class DatasetSummary:
                 for name, column in zip(dataset.cost_names, costs.T, strict=True)
             },
         )
+
+    def __str__(self) -> str:
+        """A few lines to read."""
+        shortest, longest = self.length_range
+        steps = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+        costs = self.cost_ranges or {"cost": self.cost_range}
+        return "\n".join(
+            [
+                f"{self.name}: {self.trajectories:,} trajectories of {steps} steps, "
+                f"{self.transitions:,} transitions",
+                f"observations of size {self.observation_size}, actions of size {self.action_size}",
+                f"return {_span(self.return_range)}",
+                *(f"{name} {_span(values)}" for name, values in costs.items()),
+                f"{self.terminated:,} ended by the task, {self.truncated:,} cut off",
+            ]
+        )
+
+
+def _span(values: tuple[float, float]) -> str:
+    return f"{values[0]:.4g} .. {values[1]:.4g}"
