@@ -245,7 +245,7 @@ def _colours(n: int) -> Any:
 
 _CURVES = (
     ("imitation", ("nll", "weighted_nll", "entropy")),
-    ("critics: TD loss", ("q_loss", "cost_loss", "cost_*_loss")),
+    ("critics: loss", ("q_loss", "cost_loss", "cost_*_loss")),
     ("critics: held-out error", ("q_error", "cost_error", "cost_*_error")),
     ("critics: value of the policy's actions", ("q_policy", "cost_policy", "cost_*_policy")),
     ("lambda", ("lambda", "lambda_*")),

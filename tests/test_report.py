@@ -105,7 +105,7 @@ def test_all_parts_are_there(run):
     page = Tags(text)
     assert page.headings == [
         "SpeedLimit", "Budgets", "Explore a budget", "Frontier", "Calibration", "Training data",
-        "Learning curves", "Imitation", "Critics: TD loss", "Critics: held-out error",
+        "Learning curves", "Imitation", "Critics: loss", "Critics: held-out error",
         "Critics: value of the policy's actions", "Lambda", "Made by", "Configuration", "Versions",
     ]  # fmt: skip
     assert "<pre>rcdt train SpeedLimit --preset tiny --batch-size 16</pre>" in text
@@ -162,7 +162,7 @@ def test_an_unfinished_run_without_evaluation_says_so(tmp_path):
     assert "Not evaluated yet" in text and f"rcdt evaluate {tmp_path}/run" in text
     assert "Unfinished: 120 steps were asked for" in text
     assert "Frontier" not in page.headings and "Training data" in page.headings
-    assert not {"Lambda", "Critics: TD loss"} & set(page.headings)  # cdt has no critics
+    assert not {"Lambda", "Critics: loss"} & set(page.headings)  # cdt has no critics
     assert page.tables[0][0][2] == "default of the class"  # no preset was recorded
     assert "<script>" not in text and "&lt;script&gt;" in text
     assert page.headings[0] == "<b>log & co.hdf5" and "<b>" not in text

@@ -135,7 +135,7 @@ class BudgetConditioned(AnyBudget[ConditionedPolicy, Config]):
     ) -> float:
         """The return that an episode at this budget is asked for: `auto`, `paper` or a number."""
         if not self.has_policy:
-            raise InvalidArgumentError("There is no target return before `learn` has seen data.")
+            raise InvalidArgumentError("The agent has not been trained: call `learn` first.")
         row = check_budgets(cost_budget, 1, self.cost_names)[0]
         return self.policy.conditioning.target_return(row, target_return)
 
