@@ -76,6 +76,7 @@ def test_float64_and_column_shapes_are_accepted(arrays, tmp_path):
     assert loaded.observations.dtype == np.float32
 
 
+@pytest.mark.simulator  # dsrl comes with them
 def test_dsrl_reads_our_files(arrays, tmp_path):
     TrajectoryDataset.from_arrays(**arrays).to_hdf5(tmp_path / "data.hdf5")
     subprocess.run(

@@ -52,6 +52,7 @@ def test_counts_per_suite():
     assert len(list(tasks_of("metadrive"))) == 9
 
 
+@pytest.mark.simulator  # dsrl comes with them
 def test_every_figure_equals_dsrl(infos):
     assert {task.name for task in DSRL_TASKS.values()} == set(infos.DATASET_URLS)
     for task in DSRL_TASKS.values():

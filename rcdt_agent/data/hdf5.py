@@ -141,13 +141,23 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path, compression: int = 1) -> 
     Raises:
         DatasetError: The disk is full or the folder read-only.
     """
+    content = _as_bytes(dataset, compression)
+    with atomic_write(path, DatasetError) as partial:
+        partial.write_bytes(content)
+
+
+def _as_bytes(dataset: TrajectoryDataset, compression: int) -> bytes:
+    """The file in memory: libhdf5 takes the process down with it when a disk is full.
+
+    Apart from the writing, so that an error's traceback holds no HDF5 object: Python 3.12 crashes
+    when it collects one at its end.
+    """
     last = dataset.offsets[1:] - 1
     terminals, timeouts = np.zeros((2, dataset.n_transitions), dtype=np.bool_)
     terminals[last] = dataset.terminated
     timeouts[last] = dataset.truncated
     next_observations = np.concatenate((dataset.observations[1:], dataset.observations[:1]))
     next_observations[last] = dataset.final_observations
-    # In memory first: libhdf5 takes the process down with it when a disk is full.
     content = io.BytesIO()
     with h5py.File(content, "w") as file:
         for key, values in (
@@ -165,8 +175,7 @@ def write_hdf5(dataset: TrajectoryDataset, path: Path, compression: int = 1) -> 
             file[OBSERVATIONS].attrs[LAYOUT] = dataset.layout.to_json()
         if dataset.final_known.all():
             _write(file, "next_observations", next_observations, compression)
-    with atomic_write(path, DatasetError) as partial:
-        partial.write_bytes(content.getbuffer())
+    return content.getvalue()
 
 
 def _dataset(file: Any, key: str, path: Path) -> Any:
