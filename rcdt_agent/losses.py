@@ -68,7 +68,7 @@ def frontier_weights(
         best: (...,) a high quantile of the returns-to-go at that step of the episode among
             trajectories that still spend no more than the token allows.
         typical: (...,) their median; below `best`.
-        sharpness: >= 0; 0 weighs all alike.
+        sharpness: How steeply weights fall, at least 0; 0 weighs all alike.
     """
     closeness = (returns_to_go - typical) / (best - typical)
     return torch.exp(sharpness * (closeness.clamp(max=1.0) - 1.0))
