@@ -19,7 +19,7 @@ from rcdt_agent.plots import save_figure
 
 _MARKERS = "osD^vP*Xhp<>"
 _MOST_COLUMNS = 4
-"""Panels beside each other; more tasks go into further rows."""
+"""Panels beside each other; more tasks are spread over further rows."""
 
 
 def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodSummary]) -> Figure:
@@ -94,8 +94,8 @@ def plot_budgets(results: Results) -> Figure:
     """Mean cost of each method, as a share of the budget asked for, task by task."""
     methods = _complete(results)
     tasks = list(results["tasks"])
-    n_columns = min(len(tasks), _MOST_COLUMNS)
-    n_rows = math.ceil(len(tasks) / n_columns)
+    n_rows = math.ceil(len(tasks) / _MOST_COLUMNS)
+    n_columns = math.ceil(len(tasks) / n_rows)
     figure = Figure(figsize=(2.2 * n_columns + 1.6, 2.8 * n_rows + 0.6), layout="constrained")
     panels = figure.subplots(n_rows, n_columns, sharey=True, squeeze=False)
     for panel in panels.flat[len(tasks) :]:
