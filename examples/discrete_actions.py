@@ -25,7 +25,8 @@ RISK = (0.0, 0.5, 1.0, 0.0)
 
 def make_env() -> gym.Env[Any, Any]:
     """Four rows of twelve cells; `Discrete` observations and actions."""
-    return gym.make("CliffWalking-v0", max_episode_steps=300)
+    newest = "CliffWalking-v1"  # gymnasium 1.1 and later
+    return gym.make(newest if newest in gym.registry else "CliffWalking-v0", max_episode_steps=300)
 
 
 def risk(obs: Any, action: Any, next_obs: Any, info: dict[str, Any]) -> float:

@@ -466,7 +466,7 @@ def test_example(tmp_path, capsys):
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     module.main(episodes=10, output=tmp_path / "drone.hdf5")
-    assert "trajectories=10, transitions=500" in capsys.readouterr().out
+    assert "drone.hdf5: 10 trajectories of 50 steps, 500 transitions" in capsys.readouterr().out
     assert TrajectoryDataset.from_hdf5(tmp_path / "drone.hdf5").episode_costs.max() > 0
 
 
