@@ -26,8 +26,9 @@ from rcdt_agent.collect import (
     make_controller,
     read_parts,
 )
+from rcdt_agent.collect.behaviours import reach_for
 from rcdt_agent.collect.driving import affordable_speed
-from rcdt_agent.collect.navigation import around, caution, reach_for, share_of_pass
+from rcdt_agent.collect.navigation import around, radius_of_pass, share_of_pass
 from rcdt_agent.collect.rounding import round_mantissa
 from rcdt_agent.data import TrajectoryDataset
 from rcdt_agent.errors import DatasetError, InvalidArgumentError
@@ -452,8 +453,15 @@ def test_an_allowance_is_divided_among_the_passes_to_come():
     assert reach_for(20.0, braking=4.0, step_seconds=0.1) == pytest.approx(2.0)
 
 
+def test_a_wider_round_lies_longer_beyond_the_wall():
+    # A wall at half the radius: beyond it are 2 * 60 degrees, a third of 2 pi * 2 metres, which
+    # at 1 m/s takes 4 pi / 3 seconds.
+    settings = {"wall": 1.0, "speed": 1.0, "step_seconds": 0.1}
+    assert radius_of_pass(40.0 * np.pi / 3.0, **settings) == pytest.approx(2.0)
+    assert radius_of_pass(0.0, **settings) == 1.0
+
+
 def test_drivers_of_a_small_allowance_are_slow():
-    assert [caution(cost) for cost in (0.0, 60.0, 120.0, np.inf)] == pytest.approx([0.4, 0.7, 1, 1])
     # 20 over 500 steps is 0.04 a step, 4 km/h above the free 10; at three times the haste 12.
     assert affordable_speed(20.0, 500) == pytest.approx(14.0)
     assert affordable_speed(20.0, 500, haste=3.0) == pytest.approx(22.0)
@@ -577,7 +585,7 @@ def test_return_has_its_price_on_the_circle():
     env = TrajectoryRecorder(make_env("PointCircle1"))
     controller = make_controller("scripted", get_task("PointCircle1"))
     drives = []
-    for episode in (4, 13, 14):  # of seed 0: skilled drivers with an allowance of 82, 85 and 170
+    for episode in (0, 11, 14):  # of seed 0: skilled drivers with an allowance of 2, 68 and 234
         rng = np.random.default_rng([0, episode, 0])
         obs, _ = env.reset(seed=int(rng.integers(2**31)))
         controller.begin(env, rng)

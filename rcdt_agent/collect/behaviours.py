@@ -18,7 +18,6 @@ from rcdt_agent.collect.navigation import (
     NAVIGATION_TASKS,
     NavigationController,
     around,
-    reach_for,
     share_of_pass,
 )
 from rcdt_agent.errors import InvalidArgumentError
@@ -49,6 +48,11 @@ def default_behaviour(task: Task | None) -> BehaviourName:
     if task is not None and task.name in SCRIPTED_TASKS:
         return "scripted"
     return "idm" if task is not None and task.suite == "metadrive" else "ppo"
+
+
+def reach_for(share: float, *, braking: float, step_seconds: float) -> float:
+    """Metres to go beyond a limit so as to be there for `share` steps: braking out, and back."""
+    return braking * (share * step_seconds) ** 2 / 8.0
 
 
 def make_controller(behaviour: str, task: Task | None) -> Controller:

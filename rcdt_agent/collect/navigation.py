@@ -23,9 +23,6 @@ NAVIGATION_TASKS = tuple(
     for level in (1, 2)
 )
 
-FULL_SPEED_ALLOWANCE = 120.0  # of cost on the circle, from which on drivers do not slow down
-NO_WALL_ALLOWANCE = 160.0  # from which on they do not turn at the walls
-
 
 def around(
     position: Float64Array,
@@ -71,14 +68,11 @@ def share_of_pass(left: float, *, speed: float, radius: float, seconds: float, w
     return left / max(1, round(walls * rounds))
 
 
-def reach_for(share: float, *, braking: float, step_seconds: float) -> float:
-    """Metres to go beyond a limit so as to be there for `share` steps: braking out, and back."""
-    return braking * (share * step_seconds) ** 2 / 8.0
-
-
-def caution(allowance: float) -> float:
-    """Share of its best speed at which a driver of this allowance rounds the circle."""
-    return 0.4 + 0.6 * min(allowance / FULL_SPEED_ALLOWANCE, 1.0)
+def radius_of_pass(share: float, *, wall: float, speed: float, step_seconds: float) -> float:
+    """Radius in metres of the round that lies beyond a wall for `share` steps at each pass."""
+    angles = np.linspace(0.0, 1.5, 1001)  # of half the arc beyond the wall
+    lengths = 2.0 * wall * angles / np.cos(angles)
+    return wall / float(np.cos(np.interp(share * step_seconds * speed, lengths, angles)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,24 +83,23 @@ class _Machine:
     """As fast as it drives well, in metres per second."""
     braking: float
     """Deceleration on a straight line, in metres per second squared."""
-    overshoot: float
-    """How far beyond a wall that it aims at it comes, in metres."""
+    drift: float
+    """How much farther from the centre than it aims at it goes round at that speed, in metres."""
     slides: bool
     """Whether it keeps its momentum when it turns, as the point does."""
-    wide: float
-    """Radius to aim at for a round on the best one, at full speed; a share of it."""
 
 
-_POINT = _Machine(speed=1.4, braking=0.4, overshoot=0.08, slides=True, wide=0.83)
-_CAR = _Machine(speed=0.6, braking=0.25, overshoot=0.05, slides=False, wide=0.95)
+_POINT = _Machine(speed=1.4, braking=0.4, drift=0.3, slides=True)
+_CAR = _Machine(speed=0.6, braking=0.25, drift=0.05, slides=False)
 
 
 class NavigationController:
     """Rounds the circle or seeks the goal, with habits drawn at random.
 
     As on Bullet's tasks, a driver is more or less fast, unsteady and careful, and skilled ones
-    spend an allowance of cost: on the way to goals as it comes; on the circle evenly, and the
-    less they have the slower they are, until those with the most go round beyond the walls.
+    spend an allowance of cost: on the way to goals as it comes; on the circle evenly over the
+    passes to come, by how wide a round they drive. They do not brake at the walls: where cost
+    depends on a braking that ends within a centimetre, no policy can repeat what was recorded.
     """
 
     def __init__(self, task_name: str) -> None:
@@ -121,21 +114,21 @@ class NavigationController:
         self._task: Any = env.unwrapped.task  # type: ignore[attr-defined]
         self._rng = rng
         self._skilled = rng.random() < (0.7 if self._is_circle else 0.8)
-        # On the way to goals about one in seven has no allowance, others one of up to 140.
-        spendable = 200.0 * rng.random() if self._is_circle else 165.0 * rng.random() - 25.0
+        # On the circle small allowances are the most frequent; on the way to goals about one in
+        # seven has none, others one of up to 140.
+        draw = rng.random()
+        spendable = 300.0 * draw**1.5 if self._is_circle else 165.0 * draw - 25.0
         self._allowance = max(0.0, spendable) if self._skilled else np.inf
         self._spent, self._steps_left = 0.0, self._length
         most = 0.6 if self._is_circle else 1.1  # the unskilled are slow on the circle
         share = rng.uniform(0.9, 1.05) if self._skilled else rng.uniform(0.1, most)
         self._speed = share * self._machine.speed
-        if self._is_circle:
-            self._speed *= caution(self._allowance)
         self._noise = rng.choice([0.0, 0.1, 0.2] if self._skilled else [0.0, 0.3, 0.6])
-        self._radius = rng.uniform(0.85, 0.95) if self._skilled else rng.uniform(0.4, 1.2)
+        self._radius = rng.uniform(0.6, 1.8)  # metres; the skilled plan theirs
         self._margin = rng.uniform(0.1, 0.25)  # metres kept from what costs, when careful
-        self._wall = rng.uniform(1.0, 2.0)  # the skilled plan theirs
-        if self._skilled and self._allowance > NO_WALL_ALLOWANCE:
-            self._radius, self._wall = self._machine.wide, np.inf
+        self._wall = rng.uniform(1.0, 2.0)
+        if self._skilled:
+            self._wall = np.inf
 
     def act(self, obs: Any) -> Float32Array:
         """Towards the velocity wished for at this place, give or take the noise."""
@@ -149,30 +142,34 @@ class NavigationController:
         return np.asarray(np.clip(action, -1.0, 1.0), dtype=np.float32)
 
     def _round(self, position: Float64Array) -> Float64Array:
-        limit, radius = self._task.sigwalls.locate_factor, self._radius * self._task.circle.radius
-        plans = self._skilled and self._allowance <= NO_WALL_ALLOWANCE
-        if plans and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
-            step_seconds = self._task.sim_conf.frameskip_binom_n * self._task.model.opt.timestep
-            share = share_of_pass(
-                self._allowance - self._spent,
-                speed=self._speed,
-                radius=radius,
-                seconds=step_seconds * self._steps_left,
-                walls=2 * self._axes,
-            )
-            beyond = reach_for(share, braking=self._machine.braking, step_seconds=step_seconds)
-            beyond = beyond if share >= 1.0 else -self._margin
-            self._wall = limit + beyond - self._machine.overshoot
+        limit = float(self._task.sigwalls.locate_factor)
+        if self._skilled and np.abs(position[: self._axes]).max() < 0.8 * limit:  # between walls
+            self._radius = self._planned_radius(limit) - self._machine.drift
         walls = np.full(2, np.inf)
         walls[: self._axes] = self._wall
         return around(
             position,
             speed=self._speed,
-            radius=radius,
+            radius=self._radius,
             walls=walls,
             braking=self._machine.braking,
             clockwise=False,
         )
+
+    def _planned_radius(self, limit: float) -> float:
+        """Of the round that spends what is left evenly, or keeps away from the walls."""
+        step_seconds = self._task.sim_conf.frameskip_binom_n * self._task.model.opt.timestep
+        share = share_of_pass(
+            self._allowance - self._spent,
+            speed=self._speed,
+            radius=limit,
+            seconds=step_seconds * self._steps_left,
+            walls=2 * self._axes,
+        )
+        if share < 1.0:
+            return limit - self._margin
+        wide = radius_of_pass(share, wall=limit, speed=self._speed, step_seconds=step_seconds)
+        return min(wide, float(self._task.circle.radius))
 
     def _seek(self, position: Float64Array) -> Float64Array:
         """Straight to the goal; careful ones go around what costs, and slower near to it."""

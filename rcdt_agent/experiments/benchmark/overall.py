@@ -49,16 +49,16 @@ def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
         )
     head = [
         "method", "tasks", "seeds", "score (IQM)", "kept on average", "kept surely",
-        "episodes over budget", "of the budget spent", f"P({ours} better)", f"{ours} - it",
+        "episodes over budget", "of the budget spent", f"P({ours} better)", f"{ours} minus method",
     ]  # fmt: skip
     note = (
         f"Score: normalised return, mean over budgets and episodes of a seed; interquartile mean "
         f"over tasks and seeds, with a 95 % bootstrap interval that draws seeds within tasks. "
         f"Kept: (task, budget) cells whose mean cost is within the budget; surely: the upper 95 % "
         f"t limit over seeds, too. P({ours} better): probability that a seed of {ours} scores "
-        f"more than one of the other on a task, with the same kind of interval. {ours} - it: "
-        f"difference of scores, paired by seed and averaged over tasks, with a 95 % t interval "
-        f"over seeds. Both over the tasks and seeds that the two share."
+        f"more than one of the other on a task, with the same kind of interval. {ours} minus "
+        f"method: difference of scores, paired by seed and averaged over tasks, with a 95 % t "
+        f"interval over seeds. Both over the tasks and seeds that the two share."
     )
     return table(head, rows) + f"\n\n{note}"
 
