@@ -71,6 +71,41 @@ def t_interval(values: npt.ArrayLike, confidence: float = 0.95) -> tuple[float, 
     return float(mean - reach), float(mean + reach)
 
 
+def paired_interval(gaps: Sequence[npt.ArrayLike], confidence: float = 0.95) -> tuple[float, float]:
+    """Interval of the mean over tasks of each task's mean gap, seeds as the unit within tasks.
+
+    Welch and Satterthwaite's: seeds of different tasks are independent trainings, so all tasks
+    tell how much seeds vary. It holds for these tasks and says nothing of others.
+
+    Args:
+        gaps: For each task (S,) differences, one a seed; at least two.
+        confidence: Of the interval.
+    """
+    arrays = [np.asarray(task, dtype=np.float64) for task in gaps]
+    if any(len(array) < 2 for array in arrays):
+        return float("nan"), float("nan")
+    from scipy import stats
+
+    mean = float(np.mean([array.mean() for array in arrays]))
+    variances = np.array([array.var(ddof=1) / len(array) for array in arrays])
+    if not variances.any():
+        return mean, mean
+    freedom = variances.sum() ** 2 / sum(
+        variance**2 / (len(array) - 1) for variance, array in zip(variances, arrays, strict=True)
+    )
+    error = np.sqrt(variances.sum()) / len(arrays)
+    reach = float(stats.t.ppf((1 + confidence) / 2, freedom) * error)
+    return mean - reach, mean + reach
+
+
+def share_interval(wins: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Clopper and Pearson's interval of a share, of which `wins` of `n` were seen."""
+    from scipy import stats
+
+    found = stats.binomtest(wins, n).proportion_ci(confidence, method="exact")
+    return float(found.low), float(found.high)
+
+
 def upper_limit(values: npt.ArrayLike, confidence: float = 0.95) -> float:
     """One-sided upper t limit of the mean of (S,) values; NaN for a single one."""
     return t_interval(values, 2 * confidence - 1)[1]

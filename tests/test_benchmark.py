@@ -49,7 +49,9 @@ from rcdt_agent.experiments.diagnostics import critic_error
 from rcdt_agent.stats import (
     interquartile_mean,
     nested_bootstrap_interval,
+    paired_interval,
     probability_of_improvement,
+    share_interval,
     stratified_bootstrap,
     t_interval,
     upper_limit,
@@ -777,12 +779,31 @@ def test_comparisons_by_hand():
     assert stratified_bootstrap(probability_of_improvement, [[2, 3]], [[0, 1]]) == (1.0, 1.0)
     low, high = stratified_bootstrap(lambda m: float(m[0].mean()), [[0.0, 1.0]])
     assert (low, high) == (0.0, 1.0)
+    # All of four won: the lower limit is the p with p^4 = 0.025.
+    assert share_interval(4, 4) == pytest.approx((0.025**0.25, 1.0))
+
+
+def test_a_paired_interval_by_hand():
+    """Means 2 and 10, variances of them 1 / 3 and 1: (4 / 3)^2 / (1 / 18 + 1) = 32 / 19 degrees of
+    freedom, at which t is 5.1762 at 0.975."""
+    reach = 5.1762 * np.sqrt(4 / 3) / 2
+    assert paired_interval([[1, 2, 3], [9, 11]]) == pytest.approx((6 - reach, 6 + reach), abs=1e-3)
+    assert paired_interval([[1.0, 3.0]]) == pytest.approx(t_interval([1.0, 3.0]))  # of one task
+    assert paired_interval([[2.0, 2.0], [4.0, 4.0]]) == (3.0, 3.0)
+    assert np.isnan(paired_interval([[1, 2], [3]])).all()
+
+
+def test_paired_intervals_hold_for_two_seeds():
+    rng = np.random.default_rng(0)
+    spans = np.array([paired_interval(rng.normal(7.0, 2.0, (6, 2))) for _ in range(2000)])
+    covered = np.mean((spans[:, 0] <= 7.0) & (spans[:, 1] >= 7.0))
+    assert 0.945 < covered < 0.985
 
 
 def test_the_overall_table_by_hand():
     rows = make_tables(by_hand(fast=FAST, slow=SLOW))["overall"].splitlines()
-    assert rows[2].startswith("| fast | 1 | 2 | 0.700 [0.700, 0.700] | 1 of 2 |")
-    assert rows[3].endswith("| 1.00 [1.00, 1.00] | +0.250 [+0.250, +0.250] |")
+    assert rows[2].startswith("| fast | 1 | 2 | 0.700 | 1 of 2 |")
+    assert rows[3].endswith("| 1.00 | 2 of 2 [0.16, 1.00] | +0.250 [+0.250, +0.250] |")
 
 
 def test_one_seed_gets_no_star_and_no_interval():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,10 +11,14 @@ from rcdt_agent.experiments.benchmark.markdown import method_name, span, table
 from rcdt_agent.experiments.benchmark.results import MethodSummary, Results
 from rcdt_agent.stats import (
     interquartile_mean,
+    paired_interval,
     probability_of_improvement,
+    share_interval,
     stratified_bootstrap,
-    t_interval,
 )
+
+BOOTSTRAP_SEEDS = 5
+"""Fewer give no bootstrap interval: it would be too narrow, by sqrt((n - 1) / n) for n seeds."""
 
 
 def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) -> str:
@@ -32,14 +35,15 @@ def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
         scores = [f.scores for f in shared]
         several = seeds[0] > 1
         center = interquartile_mean(np.concatenate(scores))
-        spread = stratified_bootstrap(_pooled, scores) if several else (math.nan, math.nan)
-        sure = sum(budget.surely for budget in budgets)
+        enough = seeds[0] >= BOOTSTRAP_SEEDS
+        spread = f" {span(stratified_bootstrap(_pooled, scores), 3)}" if enough else ""
+        sure = sum(budget.upper_limit_kept for budget in budgets)
         rows.append(
             [
                 method_name(method),
                 f"{len(shared)}",
                 "-".join(map(str, dict.fromkeys((seeds[0], seeds[-1])))),
-                f"{center:.3f} {span(spread, 3)}",
+                f"{center:.3f}{spread}",
                 f"{sum(budget.passed for budget in budgets)} of {len(budgets)}",
                 f"{sure} of {len(budgets)}" if several else "-",
                 f"{np.mean([budget.over_budget for budget in budgets]):.0%}",
@@ -48,17 +52,21 @@ def overall_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
             ]
         )
     head = [
-        "method", "tasks", "seeds", "score (IQM)", "kept on average", "kept surely",
-        "episodes over budget", "of the budget spent", f"P({ours} better)", f"{ours} minus method",
+        "method", "tasks", "seeds", "score (IQM)", "kept on average", "upper limit kept",
+        "episodes over budget", "of the budget spent", f"P({ours} better)", "of paired seeds",
+        f"{ours} minus method",
     ]  # fmt: skip
     note = (
         f"Score: normalised return, mean over budgets and episodes of a seed; interquartile mean "
-        f"over tasks and seeds, with a 95 % bootstrap interval that draws seeds within tasks. "
-        f"Kept: (task, budget) cells whose mean cost is within the budget; surely: the upper 95 % "
-        f"t limit over seeds, too. P({ours} better): probability that a seed of {ours} scores "
-        f"more than one of the other on a task, with the same kind of interval. {ours} minus "
-        f"method: difference of scores, paired by seed and averaged over tasks, with a 95 % t "
-        f"interval over seeds. Both over the tasks and seeds that the two share."
+        f"over tasks and seeds, with a 95 % bootstrap interval, which draws seeds within tasks, "
+        f"from {BOOTSTRAP_SEEDS} seeds on. Kept: (task, budget) cells whose mean cost is within "
+        f"the budget; upper limit: its one-sided 95 % t limit over seeds, too. "
+        f"P({ours} better): rliable's probability of improvement, that a seed of {ours} scores "
+        f"higher than one of the other on a task. Of paired seeds: in how many, task by task, "
+        f"{ours} scores higher than the same seed of the other, and the 95 % Clopper-Pearson "
+        f"interval of that share. {ours} minus method: paired difference of scores, averaged over "
+        f"tasks, with a 95 % t interval over the seeds within tasks. Both over the seeds that the "
+        f"two share, and for these tasks only."
     )
     return table(head, rows) + f"\n\n{note}"
 
@@ -69,22 +77,25 @@ def _pooled(scores: Sequence[Any]) -> float:
 
 def _compared(
     found: dict[str, dict[str, MethodSummary]], first: str, method: str
-) -> tuple[str, str]:
-    """Probability of improvement and paired difference of the first method over another."""
+) -> tuple[str, str, str]:
+    """Probability of improvement, seeds won and paired difference of the first over another."""
     pairs = [(r[first], r[method]) for r in found.values() if first in r and method in r]
     if first == method or not pairs:
-        return "", ""
-    seeds = sorted(set.intersection(*(set(f.seeds) for pair in pairs for f in pair)))
-    if not seeds:
-        return "-", "-"
-    ours, theirs = (
-        [[f.scores[f.seeds.index(seed)] for seed in seeds] for f in side]
-        for side in zip(*pairs, strict=True)
+        return "", "", ""
+    ours, theirs = [], []
+    for f, other in pairs:
+        seeds = [seed for seed in f.seeds if seed in other.seeds]
+        if seeds:
+            ours.append([f.scores[f.seeds.index(seed)] for seed in seeds])
+            theirs.append([other.scores[other.seeds.index(seed)] for seed in seeds])
+    if not ours:
+        return "-", "-", "-"
+    gaps = [np.subtract(a, b) for a, b in zip(ours, theirs, strict=True)]
+    wins, n = sum(int((gap > 0).sum()) for gap in gaps), sum(map(len, gaps))
+    low, high = paired_interval(gaps)
+    spread = f"[{low:+.3f}, {high:+.3f}]" if low == low else "(one seed)"
+    return (
+        f"{probability_of_improvement(ours, theirs):.2f}",
+        f"{wins} of {n} {span(share_interval(wins, n), 2)}",
+        f"{np.mean([gap.mean() for gap in gaps]):+.3f} {spread}",
     )
-    better = probability_of_improvement(ours, theirs)
-    gaps = (np.array(ours) - np.array(theirs)).mean(0)  # (seeds,)
-    if len(seeds) < 2:
-        return f"{better:.2f} (one seed)", f"{gaps.mean():+.3f} (one seed)"
-    spread = stratified_bootstrap(probability_of_improvement, ours, theirs)
-    low, high = t_interval(gaps)
-    return f"{better:.2f} {span(spread, 2)}", f"{gaps.mean():+.3f} [{low:+.3f}, {high:+.3f}]"

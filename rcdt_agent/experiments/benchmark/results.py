@@ -106,7 +106,8 @@ class BudgetSummary:
         cost_interval: Likewise.
         over_budget: Share of episodes over the budget.
         passed: Mean cost <= budget.
-        surely: The upper 95 % t limit of the mean cost, over seeds, is within the budget.
+        upper_limit_kept: The one-sided upper 95 % t limit of the mean cost, over seeds, is within
+            the budget.
         seeds_passed: In how many seeds by itself.
         interventions: Share of steps at which the critic shield acted.
     """
@@ -118,7 +119,7 @@ class BudgetSummary:
     cost_interval: tuple[float, float]
     over_budget: float
     passed: bool
-    surely: bool
+    upper_limit_kept: bool
     seeds_passed: int
     interventions: float
 
@@ -189,7 +190,7 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
             cost_interval=t_interval(costs[:, b].mean(-1)),
             over_budget=float((costs[:, b] > budget).mean()),
             passed=bool(costs[:, b].mean() <= budget),
-            surely=bool(upper_limit(costs[:, b].mean(-1)) <= budget),
+            upper_limit_kept=bool(upper_limit(costs[:, b].mean(-1)) <= budget),
             seeds_passed=int((costs[:, b].mean(-1) <= budget).sum()),
             interventions=float(np.mean([seed[b].get("interventions", 0.0) for seed in entries])),
         )

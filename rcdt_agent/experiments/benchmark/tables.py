@@ -142,8 +142,8 @@ def returns_table(results: Results, found: dict[str, dict[str, MethodSummary]]) 
     note = (
         f"Mean return (mean cost) at the budgets behind the task's name, over {seeds} training "
         f"seed{'s' * (counts[-1] > 1)} with {results['protocol']['episodes']} episodes each; one "
-        f"figure where a policy does the same at every budget. !: costs more than the budget (one "
-        f"figure: than the smallest). Best in the data: return of the best recorded trajectory "
+        f"value where a policy does the same at every budget. !: costs more than the budget (one "
+        f"value: than the smallest). Best in the data: return of the best recorded trajectory "
         f"within each budget."
     )
     return (
@@ -194,7 +194,8 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
     shielded = any(b.interventions for f in by_method.values() for b in f.budgets)
     for f in by_method.values():
         for b in f.budgets:
-            cost = f"{b.mean_cost:.1f} {span(b.cost_interval, 1)}"
+            low, high = b.cost_interval
+            cost = f"{b.mean_cost:.1f} {span((max(low, 0.0) if low == low else low, high), 1)}"
             rows.append(
                 [
                     method_name(f.method),
@@ -203,18 +204,19 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
                     f"**{cost}**" if b.passed else cost,
                     f"{b.over_budget:.0%}",
                     f"{b.seeds_passed} of {len(f.seeds)}",
-                    "yes" if b.surely else "-" if len(f.seeds) < 2 else "no",
+                    "yes" if b.upper_limit_kept else "-" if len(f.seeds) < 2 else "no",
                     *([f"{b.interventions:.0%}"] if shielded else []),
                 ]
             )
     head = [
         "method", "budget", "return", "cost", "episodes over budget", "seeds that keep it",
-        "surely",
+        "upper limit kept",
     ]  # fmt: skip
     head += ["steps shielded"] if shielded else []
     return table(head, rows) + (
         "\n\nMeans over seeds and episodes with 95 % t intervals, seeds as the unit. **Bold**: "
-        "within the budget. Surely: the upper 95 % limit of the mean cost is, too."
+        "within the budget. Upper limit: the one-sided 95 % t limit of the mean cost over seeds, "
+        "which is lower than the end of the two-sided interval shown."
     )
 
 
