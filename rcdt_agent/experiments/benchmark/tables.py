@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.markdown import method_name, span, table
 from rcdt_agent.experiments.benchmark.overall import overall_table
@@ -171,7 +173,7 @@ def summary_table(results: Results, task: str, by_method: dict[str, MethodSummar
             [
                 name + (f" {STAR}" if f.method == best else ""),
                 f"{f.normalized_return:.3f} {span(f.return_interval, 3)}",
-                f"{f.normalized_cost:.2f} {span(f.cost_interval, 2)}",
+                f"{f.normalized_cost:.2f} {span(_from_zero(f.cost_interval), 2)}",
                 f"{f.kept} of {len(f.budgets)}",
                 f"{f.over_budget:.0%}",
                 str(len(f.seeds)),
@@ -194,8 +196,7 @@ def budgets_table(results: Results, task: str, by_method: dict[str, MethodSummar
     shielded = any(b.interventions for f in by_method.values() for b in f.budgets)
     for f in by_method.values():
         for b in f.budgets:
-            low, high = b.cost_interval
-            cost = f"{b.mean_cost:.1f} {span((max(low, 0.0) if low == low else low, high), 1)}"
+            cost = f"{b.mean_cost:.1f} {span(_from_zero(b.cost_interval), 1)}"
             rows.append(
                 [
                     method_name(f.method),
@@ -310,6 +311,11 @@ def commands_table(results: Results) -> str:
 
 
 # -------------------------------------------------------------------- small things
+
+
+def _from_zero(interval: tuple[float, float]) -> tuple[float, float]:
+    """An interval of costs, which are never negative; NaN stays NaN."""
+    return float(np.maximum(interval[0], 0.0)), interval[1]
 
 
 def _summaries(results: Results) -> dict[str, dict[str, MethodSummary]]:
