@@ -13,7 +13,7 @@ import pytest
 
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark import fill_page
-from rcdt_agent.experiments.benchmark.plots import plot_budgets
+from rcdt_agent.experiments.benchmark.plots import plot_budgets, plot_methods
 from rcdt_agent.experiments.benchmark.results import collect_results, score_range, summarize
 from rcdt_agent.experiments.benchmark.tables import returns_table
 
@@ -99,6 +99,20 @@ def test_costs_over_budget_have_a_panel_a_task_and_a_line_a_method():
         budgets = summarize(RESULTS, task, "wcdt").budgets
         shares = [min(budget.mean_cost / budget.budget, 2.0) for budget in budgets]
         np.testing.assert_allclose(lines[labels.index("RCDT")].get_ydata(), shares)
+
+
+def test_bars_reach_from_the_lowest_to_the_highest_seed():
+    found = summarize(RESULTS, "CarCircle", "wcdt")
+    seeds = [
+        np.mean([entry["costs"] for entry in cell["evaluation"]["results"]], axis=1)
+        for cell in RESULTS["cells"]
+        if (cell["task"], cell["method"]) == ("CarCircle", "wcdt")
+    ]
+    nothing = np.zeros(1, dtype=np.float32)
+    (axes,) = plot_methods(nothing, nothing, [found]).axes
+    (across, _) = axes.containers[0].lines[2]
+    ends = np.array([segment[:, 0] for segment in across.get_segments()])
+    np.testing.assert_allclose(ends, np.stack((np.min(seeds, 0), np.max(seeds, 0)), axis=1))
 
 
 def test_results_of_some_tasks_alone(tmp_path):

@@ -25,6 +25,8 @@ _MOST_COLUMNS = 4
 def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodSummary]) -> Figure:
     """Cost (in the budgets' own scale) and return of each method at each budget.
 
+    Bars reach from the lowest to the highest seed; t intervals of two seeds would hide the rest.
+
     Args:
         returns: (M,) returns of the training trajectories.
         costs: (M,) their costs.
@@ -49,8 +51,8 @@ def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodS
     for i, entry in enumerate(found):
         x = np.array([budget.mean_cost for budget in entry.budgets])
         y = np.array([budget.mean_return for budget in entry.budgets])
-        spans = np.array([b.cost_interval for b in entry.budgets]).T
-        heights = np.array([b.return_interval for b in entry.budgets]).T
+        spans = np.array([b.cost_range for b in entry.budgets]).T
+        heights = np.array([b.return_range for b in entry.budgets]).T
         outside = x > right
         off |= bool(outside.any())
         axes.errorbar(
@@ -66,7 +68,8 @@ def plot_methods(returns: Float32Array, costs: Float32Array, found: list[MethodS
     axes.set_ylim(low - 0.06 * (high - low), high + 0.08 * (high - low))
     axes.set_xlim(-0.03 * right, 1.03 * right)
     beyond = "; points at the right edge lie beyond it" if off else ""
-    axes.set_xlabel(f"mean cost of an episode (dotted: the budgets asked for{beyond})")
+    bars = "; bars: lowest and highest seed" if len(found[0].seeds) > 1 else ""
+    axes.set_xlabel(f"mean cost of an episode (dotted: the budgets asked for{bars}{beyond})")
     axes.set_ylabel("mean return of an episode")
     axes.set_title(f"{found[0].task}: every method at every budget", fontsize=10)
     figure.legend(loc="outside right upper", fontsize=8)

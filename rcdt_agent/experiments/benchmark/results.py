@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rcdt_agent._io import read_json, versions
+from rcdt_agent._types import Float64Array
 from rcdt_agent.errors import InvalidArgumentError
 from rcdt_agent.experiments.benchmark.cells import cell_folder, evaluation_file, training_file
 from rcdt_agent.experiments.benchmark.data import TaskData
@@ -104,6 +105,8 @@ class BudgetSummary:
         mean_cost: Mean cost.
         return_interval: 95 % t interval, seeds as the unit; NaN for one seed.
         cost_interval: Likewise.
+        return_range: Lowest and highest mean return of a seed.
+        cost_range: Likewise.
         over_budget: Share of episodes over the budget.
         passed: Mean cost <= budget.
         upper_limit_kept: The one-sided upper 95 % t limit of the mean cost, over seeds, is within
@@ -117,6 +120,8 @@ class BudgetSummary:
     mean_cost: float
     return_interval: tuple[float, float]
     cost_interval: tuple[float, float]
+    return_range: tuple[float, float]
+    cost_range: tuple[float, float]
     over_budget: float
     passed: bool
     upper_limit_kept: bool
@@ -188,6 +193,8 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
             mean_cost=float(costs[:, b].mean()),
             return_interval=t_interval(returns[:, b].mean(-1)),
             cost_interval=t_interval(costs[:, b].mean(-1)),
+            return_range=_extremes(returns[:, b].mean(-1)),
+            cost_range=_extremes(costs[:, b].mean(-1)),
             over_budget=float((costs[:, b] > budget).mean()),
             passed=bool(costs[:, b].mean() <= budget),
             upper_limit_kept=bool(upper_limit(costs[:, b].mean(-1)) <= budget),
@@ -208,6 +215,10 @@ def summarize(results: Results, task: str, method: str) -> MethodSummary | None:
         scores=tuple(scores.mean((1, 2)).tolist()),
         budgets=each,
     )
+
+
+def _extremes(values: Float64Array) -> tuple[float, float]:
+    return float(values.min()), float(values.max())
 
 
 def score_range(task: dict[str, Any]) -> tuple[float, float]:
