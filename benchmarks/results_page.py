@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
+from PIL import Image
 
 from rcdt_agent.experiments.benchmark import collect_results, dump_results, fill_page
 from rcdt_agent.experiments.benchmark.plots import draw_frontiers
@@ -41,7 +42,8 @@ def store(
         if name and not path.name.startswith("frontier-"):
             continue  # over all tasks: of the main benchmark alone
         picture = path.name.lower().replace("-", "_").removeprefix("frontier_")
-        (docs / "images" / f"{stem}_{picture}").write_bytes(path.read_bytes())
+        few_colours = Image.open(path).convert("RGB").quantize(128)  # a third of the bytes
+        few_colours.save(docs / "images" / f"{stem}_{picture}", optimize=True)
     for page in pages:
         text = fill_page(page.read_text(), results, prefix=f"{name}/" if name else "")
         page.write_text(text)
